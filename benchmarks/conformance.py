@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "conformance", ROOT / "docs" / "conformance.md"
 BEGIN, END = "<!-- begin: benchmarks/conformance.py -->\n", "<!-- end -->\n"
 MARKS = {"same": "yes", "differs": "**no**", "not tested": "-"}
-LONGEST = 200
+ACCEPTED = " is accepted"
+LONGEST = 180
 """Characters of a finding on the page."""
 
 
@@ -73,10 +74,15 @@ def main() -> None:
     write_page()
 
 
+def read_reports() -> list[dict[str, Any]]:
+    """Return all reports, those of nucleate first."""
+    reports = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    return sorted(reports, key=lambda report: (not report["name"].startswith("nucleate"), report["name"]))
+
+
 def write_page() -> None:
     """Write the tables from all reports."""
-    reports = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
-    reports.sort(key=lambda report: (not report["name"].startswith("nucleate"), report["name"]))
+    reports = read_reports()
     text = PAGE.read_text("utf-8")
     head, _, rest = text.partition(BEGIN)
     PAGE.write_text(head + BEGIN + "\n" + tables(reports) + END + rest.partition(END)[2], "utf-8")
@@ -104,16 +110,15 @@ def tables(reports: list[dict[str, Any]]) -> str:
 
 def differences(report: dict[str, Any]) -> str:
     """Return the differences of a service as a list."""
-    about, command = report["about"], re.sub(r"'\n.*'", "SCRIPT", report["command"], flags=re.DOTALL)
+    about, command = report["about"], re.sub(r"'\n.*?\n'", "SCRIPT", report["command"], flags=re.DOTALL)
+    run = f"{about['requests']:,} requests in {about['seconds']:.0f} s, {about['draws per test']:,} draws per test"
     own = [one for one in report["findings"] if one["outcome"] == "differs"]
-    lines = [
-        f"### {report['name']}",
-        "",
-        f"`{command}`: {about['requests']:,} requests in {about['seconds']:.0f} s.",
-        "",
-    ]
-    lines += [f"- *{escaped(one['name'])}*: {escaped(shortened(one['found']))}" for one in own] or ["No difference."]
-    return "\n".join(lines) + "\n\n"
+    accepted = [one["found"].removesuffix(ACCEPTED) for one in own if one["found"].endswith(ACCEPTED)]
+    others = [one for one in own if not one["found"].endswith(ACCEPTED)]
+    lines = [f"### {report['name']}", "", f"`{command}`: {run}.", ""]
+    lines += [f"- *{escaped(one['name'])}*: {escaped(shortened(one['found']))}" for one in others]
+    lines += [f"- Accepted: {escaped(', '.join(accepted))}"] if accepted else []
+    return "\n".join(lines + ([] if own else ["No difference."])) + "\n\n"
 
 
 def shortened(text: str) -> str:

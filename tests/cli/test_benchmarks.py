@@ -193,3 +193,14 @@ def test_tiny_models_have_the_layers_of_published_ones(monkeypatch: pytest.Monke
     assert tiny_models.config_of("phimoe").rope_parameters["rope_type"] == "longrope"
     for model_type in ("phi3", "starcoder2", "mistral", "gpt_oss"):
         assert 0 < tiny_models.config_of(model_type).sliding_window < 41  # the prompts of architectures.py are longer
+
+
+def test_the_page_of_conformance_has_the_tables_of_its_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    conformance = module("conformance", monkeypatch)
+    reports = conformance.read_reports()
+    assert conformance.tables(reports) in conformance.PAGE.read_text("utf-8")
+    own = [report for report in reports if report["name"].startswith("nucleate")]
+    assert len(own) > 1
+    assert {one["outcome"] for report in own for one in report["findings"]} == {"same"}
+    assert len(reports) - len(own) >= 4
+    assert all("/" not in report["command"].split(" -m ")[0] for report in reports)  # no paths of a machine

@@ -106,6 +106,7 @@ def test_a_key_is_read_from_the_environment(run: Any, monkeypatch: pytest.Monkey
         assert "401" in run("conform", server.url, "--api-key", "wrong", status=1).err
         monkeypatch.setenv("OPENAI_API_KEY", "secret")
         assert "the budget of 20 requests is spent" in run("conform", server.url, "--max-requests", "20").out
+        assert "the budget of 1 requests is spent" in run("conform", server.url, "--max-requests", "1", status=1).err
 
 
 def test_a_sampler_with_differences(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from nucleate.comparison.exact_tests import (
     STAGE_ALPHA,
     Difference,
     Expected,
-    Law,
     NotTested,
     Stages,
+    TopTokens,
     apply,
     chi_square_tail,
     fit,
@@ -32,14 +32,14 @@ from nucleate.comparison.exact_tests import (
 )
 
 
-def law_of(row: np.ndarray, known: int | None = None) -> Law:
+def top_tokens(row: np.ndarray, known: int | None = None) -> TopTokens:
     """The distribution of a row, of which so many tokens are known."""
     x = row.astype(np.float64)
     p = np.exp(x - x.max())
     order = np.argsort(-x, kind="stable")
     p = (p / p.sum())[order]
     known = len(p) if known is None else known
-    return Law(tuple(map(int, order[:known])), p[:known], float(p[known:].sum()))
+    return TopTokens(tuple(map(int, order[:known])), p[:known], float(p[known:].sum()))
 
 
 def random_stages(rng: np.random.Generator) -> Stages:
@@ -58,12 +58,12 @@ def test_distributions_after_stages_are_those_of_the_library() -> None:
     for _ in range(60):
         row = rng.normal(0, 2.5, 80).astype(np.float32)
         stages = random_stages(rng)
-        made = apply(law_of(row), stages)
+        made = apply(top_tokens(row), stages)
         assert made is not None
         truth = nc.probabilities(row[None], nc.SamplingParams(**dict(stages)))[0]
         found = np.zeros(80)
         found[[*made.labels]] = made.q
-        if is_robust(law_of(row), stages):
+        if is_robust(top_tokens(row), stages):
             np.testing.assert_allclose(found, truth, atol=1e-5)
 
 
@@ -74,7 +74,7 @@ def test_with_unknown_tokens_a_distribution_is_right_or_none() -> None:
         row = rng.normal(0, rng.uniform(1, 4), 200)
         stages = random_stages(rng)
         rng.shuffle(order := [*stages])  # any order
-        made, truth = apply(law_of(row, 15), order), apply(law_of(row), order)
+        made, truth = apply(top_tokens(row, 15), order), apply(top_tokens(row), order)
         assert truth is not None
         if made is None:
             continue
@@ -98,12 +98,12 @@ def test_the_tail_of_chi_square(statistic: float, degrees: int, tail: float) -> 
 @pytest.mark.parametrize("scale", [1.0, 2.0, 4.0])
 def test_the_rate_of_false_alarms(scale: float) -> None:
     rng = np.random.default_rng(7)
-    law = law_of(rng.normal(0, scale, 200), 20)
-    expected = apply(law, ())
+    listed = top_tokens(rng.normal(0, scale, 200), 20)
+    expected = apply(listed, ())
     assert expected is not None
-    p, count = np.append(law.p, law.rest), tiers.count(1500, 30_000)
+    p, count = np.append(listed.p, listed.rest), tiers.count(1500, 30_000)
     samples = rng.multinomial(1280, p, count)
-    labels = [*law.labels, -1]
+    labels = [*listed.labels, -1]
     fails = sum(fit(expected, dict(zip(labels, map(int, sample), strict=True))).fails for sample in samples)
     assert fails <= count * STAGE_ALPHA * 2 + 4 * math.sqrt(count * STAGE_ALPHA)
 
@@ -122,7 +122,7 @@ def test_the_stated_power_is_reached(draws: int) -> None:
 
 
 def test_a_token_outside_of_the_kept_ones_is_found_at_once() -> None:
-    expected = apply(law_of(np.log([0.5, 0.3, 0.2])), (("top_k", 2),))
+    expected = apply(top_tokens(np.log([0.5, 0.3, 0.2])), (("top_k", 2),))
     assert expected is not None
     calls = []
 
@@ -150,30 +150,30 @@ def test_a_setting_separates_the_meanings_and_no_rounding_decides() -> None:
     rng = np.random.default_rng(5)
     found = 0
     for _ in range(tiers.count(3, 20)):
-        law = law_of(rng.normal(0, 2.5, 300), 20)
-        made = [questions(name, law) for name in ("top_k", "top_p", "min_p")]
-        for each in [*made, *(order_questions(first, second, law) for first, second in ORDERS)]:
+        listed = top_tokens(rng.normal(0, 2.5, 300), 20)
+        made = [questions(name, listed) for name in ("top_k", "top_p", "min_p")]
+        for each in [*made, *(order_questions(first, second, listed) for first, second in ORDERS)]:
             try:
-                stages, others = pick(law, each)
+                stages, others = pick(listed, each)
             except NotTested:
                 continue
             found += 1
-            expected = apply(law, stages)
+            expected = apply(listed, stages)
             assert expected is not None
             assert np.count_nonzero(expected.q) > 1
-            noisy = law.p * np.exp(rng.normal(0, 0.002, 20))  # logprobs of a row that was rounded otherwise
-            moved = apply(Law(law.labels, noisy, law.rest), stages)
+            noisy = listed.p * np.exp(rng.normal(0, 0.002, 20))  # logprobs of a row that was rounded otherwise
+            moved = apply(TopTokens(listed.labels, noisy, listed.rest), stages)
             assert moved is not None
             assert ((moved.q > 0) == (expected.q > 0)).all()
             for other in others.values():
-                meant = apply(law, other)
+                meant = apply(listed, other)
                 assert meant is not None
                 assert np.abs(meant.q - expected.q).sum() / 2 >= 0.04
     assert found > 10
 
 
 def test_equal_tokens_at_a_threshold_are_not_used() -> None:
-    law = law_of(np.log(np.full(8, 0.125)))
-    assert not is_robust(law, (("top_k", 3),))
+    listed = top_tokens(np.log(np.full(8, 0.125)))
+    assert not is_robust(listed, (("top_k", 3),))
     with pytest.raises(NotTested):
-        pick(law, questions("top_k", law))
+        pick(listed, questions("top_k", listed))

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nucleate.cli.argument_parser import Flag, UsageError, add_flags
-from nucleate.comparison.exact_tests import Finding, Findings
+from nucleate.comparison.exact_tests import Finding, Findings, NotTested
 from nucleate.comparison.sampler_checks import check_sampler, load_sampler
 from nucleate.comparison.service_checks import check_service
 from nucleate.comparison.service_client import Client, Service, ServiceError
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         client = Client(arguments.url, key, arguments.timeout, arguments.max_requests)
         try:
             service = Service(client, arguments.model, arguments.concurrency)
-        except ServiceError as error:
+        except (ServiceError, NotTested) as error:
             print(f"nucleate: {error}", file=sys.stderr)
             return 1
         found = check_service(service, arguments.draws, show_progress)

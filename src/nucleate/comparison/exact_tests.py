@@ -1,7 +1,7 @@
 """Exact tests of a sampler: draws of one token, compared with the distribution that parameters stand for.
 
-A ``Law`` is what is known of the distribution before any stage: the probabilities of the most likely tokens, and the
-mass of all others. ``apply`` computes the distribution after temperature, top-k, top-p and min-p in any order, or
+``TopTokens`` is what is known of the distribution before any stage: the probabilities of the most likely tokens, and
+the mass of all others. ``apply`` computes the distribution after temperature, top-k, top-p and min-p in any order, or
 None where it depends on tokens that are not known. ``pick`` chooses the parameters that separate the documented
 meaning best from others, away from thresholds that rounding could decide. ``follow`` compares draws with it.
 
@@ -89,7 +89,7 @@ def run_checks(checks: Iterable[Check], progress: Progress) -> Iterator[Finding]
         yield Finding(check.group, check.name, outcome, found)
 
 
-class Law(NamedTuple):
+class TopTokens(NamedTuple):
     """The distribution before any stage. p: probabilities of the labels, descending. rest: mass of all other tokens."""
 
     labels: tuple[Label, ...]
@@ -97,15 +97,15 @@ class Law(NamedTuple):
     rest: float = 0.0
 
     @staticmethod
-    def of(logprobs: Mapping[Any, float], *, complete: bool = False) -> Law:
+    def of(logprobs: Mapping[Any, float], *, complete: bool = False) -> TopTokens:
         """From log-probabilities by label. complete: there are no other tokens."""
         ordered = sorted(logprobs.items(), key=lambda item: -item[1])
         p = np.exp(np.array([value for _, value in ordered], np.float64))
-        return Law(tuple(label for label, _ in ordered), p, 0.0 if complete else max(0.0, 1.0 - float(p.sum())))
+        return TopTokens(tuple(label for label, _ in ordered), p, 0.0 if complete else max(0.0, 1.0 - float(p.sum())))
 
 
 class Expected(NamedTuple):
-    """A distribution over the labels of a law, given that one of them is drawn.
+    """A distribution over the listed labels, given that one of them is drawn.
 
     other: probability of all other tokens together, before that condition; None if it is not known, 0 if they are
     impossible.
@@ -116,14 +116,14 @@ class Expected(NamedTuple):
     other: float | None
 
 
-def apply(law: Law, stages: Iterable[tuple[str, Any]]) -> Expected | None:  # noqa: C901  # a case per stage
-    """Return the distribution after stages; None if it depends on tokens that the law does not list.
+def apply(listed: TopTokens, stages: Iterable[tuple[str, Any]]) -> Expected | None:  # noqa: C901  # a case per stage
+    """Return the distribution after stages; None if it depends on tokens that are not listed.
 
     stages: temperature, top_k, top_p (of the mass that is left), min_p (relative to the most likely token), ``floor``
     (a probability of the mass that is left) and ``shift`` (amounts that are subtracted from scores, by label).
     """
-    w = law.p / law.p[0]
-    low = high = law.rest / law.p[0]  # bounds of the mass of the other tokens
+    w = listed.p / listed.p[0]
+    low = high = listed.rest / listed.p[0]  # bounds of the mass of the other tokens
     for name, value in stages:
         keep = np.ones(len(w), bool)
         if name == "temperature":
@@ -133,7 +133,7 @@ def apply(law: Law, stages: Iterable[tuple[str, Any]]) -> Expected | None:  # no
                 high = math.inf
             w = w ** (1 / value)
         elif name == "shift":
-            w = w * np.exp([-value.get(label, 0.0) for label in law.labels])
+            w = w * np.exp([-value.get(label, 0.0) for label in listed.labels])
         elif name == "top_k":
             keep[value:] = False
         elif name == "min_p":
@@ -149,12 +149,12 @@ def apply(law: Law, stages: Iterable[tuple[str, Any]]) -> Expected | None:  # no
             if keep.all() and high:
                 return None  # some of the other tokens may stay
             w, low, high = np.where(keep, w, 0.0), 0.0, 0.0
-    return Expected(law.labels, w / w.sum(), low / (w.sum() + low) if low == high else None)
+    return Expected(listed.labels, w / w.sum(), low / (w.sum() + low) if low == high else None)
 
 
-def surely(law: Law, stages: Iterable[tuple[str, Any]]) -> Expected:
+def surely(listed: TopTokens, stages: Iterable[tuple[str, Any]]) -> Expected:
     """``apply``, which raises NotTested instead of returning None."""
-    made = apply(law, stages)
+    made = apply(listed, stages)
     if made is None:
         raise NotTested("the distribution depends on tokens that the logprobs do not list")
     return made
@@ -168,18 +168,18 @@ NUDGES: Mapping[str, Callable[[Any, int], Any]] = {
 """Small changes of a parameter, as large as the effect of rounding could be."""
 
 
-def is_robust(law: Law, stages: Stages) -> bool:
+def is_robust(listed: TopTokens, stages: Stages) -> bool:
     """Whether small changes of the parameters and of the ranking leave the kept set as it is."""
-    made = apply(law, stages)
+    made = apply(listed, stages)
     if made is None:
         return False
     kept = int(np.count_nonzero(made.q))
-    if kept < len(law.p) and made.other == 0 and law.p[kept - 1] < 1.03 * law.p[kept]:
+    if kept < len(listed.p) and made.other == 0 and listed.p[kept - 1] < 1.03 * listed.p[kept]:
         return False
     for index, (name, value) in enumerate(stages):
         for sign in (-1, 1):
             if (nudge := NUDGES.get(name)) is not None:
-                other = apply(law, (*stages[:index], (name, nudge(value, sign)), *stages[index + 1 :]))
+                other = apply(listed, (*stages[:index], (name, nudge(value, sign)), *stages[index + 1 :]))
                 if other is None or np.count_nonzero(other.q) != kept:
                     return False
     return True
@@ -194,14 +194,14 @@ Question = tuple[Stages, Mapping[str, Stages]]
 """The documented meaning of a setting, and others by name."""
 
 
-def pick(law: Law, questions: Iterable[Question]) -> Question:
+def pick(listed: TopTokens, questions: Iterable[Question]) -> Question:
     """Return the question whose documented meaning is far from all others, and keeps many tokens. Raises NotTested."""
     best, found = (LEAST_DISTANCE, 1), None
     for stages, others in questions:
-        if not is_robust(law, stages):
+        if not is_robust(listed, stages):
             continue
-        made = apply(law, stages)
-        found_others = {name: apply(law, other) for name, other in others.items()}
+        made = apply(listed, stages)
+        found_others = {name: apply(listed, other) for name, other in others.items()}
         if made is None or any(other is None for other in found_others.values()):
             continue
         least = min(distance(made, other) for other in found_others.values() if other is not None)
@@ -217,17 +217,17 @@ GRID_P = tuple(round(0.1 + 0.05 * i, 2) for i in range(18))
 GRID_M = tuple(round(float(m), 3) for m in np.geomspace(0.02, 0.8, 24))
 
 
-def questions(name: str, law: Law) -> Iterator[Question]:
+def questions(name: str, listed: TopTokens) -> Iterator[Question]:
     """Yield settings of a truncation, each with what it could mean instead: one token more or less, and others."""
     if name == "top_k":
-        for k in range(2, min(12, len(law.p))):
+        for k in range(2, min(12, len(listed.p))):
             yield (("top_k", k),), {"k + 1 tokens": (("top_k", k + 1),), "k - 1 tokens": (("top_k", k - 1),)}
         return
     for value in GRID_P if name == "top_p" else GRID_M:
         stages = ((name, value),)
-        made = apply(law, stages)
+        made = apply(listed, stages)
         kept = 0 if made is None else int(np.count_nonzero(made.q))
-        if not 2 <= kept < len(law.p):
+        if not 2 <= kept < len(listed.p):
             continue
         others: dict[str, Stages] = {
             "one token more": (("top_k", kept + 1),),
@@ -243,7 +243,7 @@ ORDERS = (("temperature", "top_p"), ("temperature", "min_p"), ("top_k", "top_p")
 _VALUES: Mapping[str, Sequence[Any]] = {"temperature": (0.4, 0.5, 0.6, 0.7, 1.5, 2.0, 3.0), "top_k": range(2, 9)}
 
 
-def order_questions(first: str, second: str, _: Law) -> Iterator[Question]:
+def order_questions(first: str, second: str, _: TopTokens) -> Iterator[Question]:
     """Yield settings of two stages, with the other order."""
     for value in _VALUES.get(first, GRID_M):
         for p in GRID_M if second == "min_p" else GRID_P:

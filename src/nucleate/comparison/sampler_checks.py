@@ -33,11 +33,11 @@ from nucleate.comparison.exact_tests import (
     Difference,
     Findings,
     Label,
-    Law,
     NotTested,
     Progress,
     Question,
     Stages,
+    TopTokens,
     apply,
     follow,
     order_questions,
@@ -80,16 +80,16 @@ class SamplerChecks:
         self._sample, self.draws = sample, draws
         self._next_seed = 1000 + seed * 1_000_000
         self.row = np.random.default_rng(3).normal(0, 3, V).astype(np.float32)
-        self.law = self.law_of(self.row)
-        self.best = int(self.law.labels[0])  # type: ignore[call-overload]
+        self.listed = self.top_tokens(self.row)
+        self.best = int(self.listed.labels[0])  # type: ignore[call-overload]
 
     @staticmethod
-    def law_of(row: NDArray[np.float32]) -> Law:
+    def top_tokens(row: NDArray[np.float32]) -> TopTokens:
         """Return the distribution of a row of logits [V], in rank order."""
         x = row.astype(np.float64)
         p = np.exp(x - x.max())
         order = np.argsort(-x, kind="stable")
-        return Law(tuple(map(int, order)), (p / p.sum())[order])
+        return TopTokens(tuple(map(int, order)), (p / p.sum())[order])
 
     def tokens(self, logits: NDArray[np.float32], seeds: Sequence[int], **parameters: Any) -> list[int]:
         """Call the sampler. Raises Difference for a result that is not a token id per row, and for exceptions."""
@@ -174,14 +174,14 @@ class SamplerChecks:
         return "a constant that is added to all logits changes nothing"
 
     def _follows(self, stages: Stages) -> str:
-        others = {"no stage": apply(self.law, ())} if stages else {}
-        return follow(self.drawer(self.row, {}), dict(stages), surely(self.law, stages), others, self.draws)
+        others = {"no stage": apply(self.listed, ())} if stages else {}
+        return follow(self.drawer(self.row, {}), dict(stages), surely(self.listed, stages), others, self.draws)
 
     def _picked(self, made: Iterable[Question]) -> str:
-        stages, others = pick(self.law, made)
+        stages, others = pick(self.listed, made)
         alone: dict[str, Stages] = {f"{stage[0]} alone": (stage,) for stage in stages} if len(stages) > 1 else {}
-        named = {name: apply(self.law, other) for name, other in {**alone, "no truncation": (), **others}.items()}
-        return follow(self.drawer(self.row, {}), dict(stages), surely(self.law, stages), named, self.draws)
+        named = {name: apply(self.listed, other) for name, other in {**alone, "no truncation": (), **others}.items()}
+        return follow(self.drawer(self.row, {}), dict(stages), surely(self.listed, stages), named, self.draws)
 
     def _masked(self) -> str:
         row = self.row.copy()
@@ -194,15 +194,15 @@ class SamplerChecks:
 
     def _shifted(self, fields: Mapping[str, Any], amounts: Mapping[int, float], **history: list[int]) -> str:
         """Compare draws with the distribution after amounts are subtracted from scores."""
-        expected = surely(self.law, (("shift", amounts),))
+        expected = surely(self.listed, (("shift", amounts),))
         others = {
-            "no penalty": apply(self.law, ()),
-            "twice the amounts": apply(self.law, (("shift", {k: 2 * v for k, v in amounts.items()}),)),
+            "no penalty": apply(self.listed, ()),
+            "twice the amounts": apply(self.listed, (("shift", {k: 2 * v for k, v in amounts.items()}),)),
         }
         return follow(self.drawer(self.row, history), fields, expected, others, self.draws)
 
     def _repetition(self) -> str:
-        seen = [int(each) for each in (self.law.labels[0], self.law.labels[3], self.law.labels[-1])]  # type: ignore[call-overload]
+        seen = [int(each) for each in (self.listed.labels[0], self.listed.labels[3], self.listed.labels[-1])]  # type: ignore[call-overload]
         x = {token: float(self.row[token]) for token in seen}
         amounts = {token: value - (value / 1.1 if value > 0 else value * 1.1) for token, value in x.items()}
         history = {"prompt_token_ids": [seen[0], seen[0], seen[2]], "output_token_ids": [seen[1], seen[0]]}
@@ -235,15 +235,15 @@ class SamplerChecks:
             stages = () if temperature == 1 else (("temperature", temperature),)
             yield Check("distribution", f"temperature {temperature:g}", partial(self._follows, stages))
         for field in ("top_k", "top_p", "min_p"):
-            run = partial(self._picked, questions(field, self.law))
+            run = partial(self._picked, questions(field, self.listed))
             yield Check("distribution", f"{field} keeps", run)
         yield Check("distribution", "tokens at -inf", self._masked)
-        bias = {int(label): 1.0 + index for index, label in enumerate(self.law.labels[1:3])}  # type: ignore[call-overload]
+        bias = {int(label): 1.0 + index for index, label in enumerate(self.listed.labels[1:3])}  # type: ignore[call-overload]
         biased = partial(self._shifted, {"logit_bias": bias}, {token: -value for token, value in bias.items()})
         yield Check("distribution", "amount of logit_bias", biased)
         for first, second in ORDERS:
             yield Check(
-                "order", f"{first}, then {second}", partial(self._picked, order_questions(first, second, self.law))
+                "order", f"{first}, then {second}", partial(self._picked, order_questions(first, second, self.listed))
             )
         both = {"presence_penalty": 0.2, "frequency_penalty": 0.4}
         prompt = {"prompt_token_ids": [self.best] * 5, "output_token_ids": []}
@@ -269,6 +269,6 @@ def check_sampler(
     start = time.perf_counter()
     checks = SamplerChecks(sample, draws, seed)
     findings = [*run_checks(checks.checks(), progress)]
-    power = power_statement(surely(checks.law, ()), draws)
+    power = power_statement(surely(checks.listed, ()), draws)
     about = {"seconds": round(time.perf_counter() - start, 1), "draws per test": draws, "power": power}
     return Findings(name, about, findings)

@@ -22,11 +22,11 @@ from nucleate.comparison.exact_tests import (
     Difference,
     Findings,
     Label,
-    Law,
     NotTested,
     Progress,
     Question,
     Stages,
+    TopTokens,
     apply,
     fit,
     follow,
@@ -65,7 +65,12 @@ class ServiceChecks:
 
     def hot(self, **fields: Any) -> list[str]:
         """Return the texts of three seeds at temperature 2."""
-        return [self.ask(self.prompt, **{"temperature": 2.0, "seed": seed, **fields}).text for seed in (11, 12, 13)]
+        made = [{"temperature": 2.0, **self.seeded(seed), **fields} for seed in (11, 12, 13)]
+        return [self.ask(self.prompt, **one).text for one in made]
+
+    def seeded(self, seed: int) -> dict[str, Any]:
+        """Return the field of a seed; nothing if the service refuses it."""
+        return {} if self.works.get("seed", "").startswith("refused") else {"seed": seed}
 
     @cached_property
     def prompt(self) -> str:
@@ -87,7 +92,10 @@ class ServiceChecks:
     @cached_property
     def greedy_twice(self) -> tuple[str, str]:
         """Two texts at temperature 0."""
-        return self.ask(self.prompt, temperature=0).text, self.ask(self.prompt, temperature=0, seed=5).text
+        return (
+            self.ask(self.prompt, temperature=0).text,
+            self.ask(self.prompt, temperature=0, **self.seeded(5)).text,
+        )
 
     @property
     def greedy(self) -> str:
@@ -111,7 +119,7 @@ class ServiceChecks:
 
     def scan(self, field: str, check: Callable[[], str], neutral: Any = None) -> str:
         """Run the check of a field, and note whether later checks can use it. neutral: the value that turns it off."""
-        self.works[field] = "not supported"
+        self.works[field] = "it was not tested"
         try:
             found = check()
         except Difference:
@@ -312,7 +320,7 @@ class ServiceChecks:
     # exact tests
 
     @cached_property
-    def laws(self) -> list[tuple[str, Law]]:
+    def prompts(self) -> list[tuple[str, TopTokens]]:
         """Prompts with the distributions of their next token, those with the most likely tokens first."""
         self.need("logprobs")
         found = []
@@ -322,18 +330,18 @@ class ServiceChecks:
             if len(top) > 2:
                 if choice.tokens and min(top, key=top.__getitem__) == choice.tokens[0]:
                     del top[choice.tokens[0]]  # the sampled token is added to the list, whatever its rank
-                law = Law.of(top)
-                special = any(isinstance(label, str) and re.fullmatch(r"<.*>|", label) for label in law.labels[:12])
-                found.append((special, -int((law.p >= 0.02).sum()), float(law.p[0]), prompt, law))
+                listed = TopTokens.of(top)
+                special = any(isinstance(label, str) and re.fullmatch(r"<.*>|", label) for label in listed.labels[:12])
+                found.append((special, -int((listed.p >= 0.02).sum()), float(listed.p[0]), prompt, listed))
         if not found:
             raise NotTested("no prompt has logprobs")
-        return [(prompt, law) for *_, prompt, law in sorted(found, key=lambda each: each[:3])]
+        return [(prompt, listed) for *_, prompt, listed in sorted(found, key=lambda each: each[:3])]
 
     @cached_property
     def labels_by_text(self) -> bool:
         """Whether the text of a choice is the token in the logprobs, so that draws need none."""
         choices = [
-            self.ask(prompt, max_tokens=1, temperature=0, top=self.top).choices[0] for prompt, _ in self.laws[:3]
+            self.ask(prompt, max_tokens=1, temperature=0, top=self.top).choices[0] for prompt, _ in self.prompts[:3]
         ]
         return all(one.tokens and one.tokens[0] == one.text for one in choices)
 
@@ -349,25 +357,25 @@ class ServiceChecks:
 
     def _follows(self, stages: Stages) -> str:
         self.need(*dict(stages))
-        prompt, law = self.laws[0]
-        expected = surely(law, stages)
+        prompt, listed = self.prompts[0]
+        expected = surely(listed, stages)
         if not stages:
             self.power = power_statement(expected, self.draws)
-        others = {"temperature 1": apply(law, ())} if stages else {}
+        others = {"temperature 1": apply(listed, ())} if stages else {}
         return follow(self.drawer(prompt), dict(stages), expected, others, self.draws)
 
-    def _picked(self, make: Callable[[Law], Iterable[Question]], *, alone: bool) -> str:
+    def _picked(self, make: Callable[[TopTokens], Iterable[Question]], *, alone: bool) -> str:
         """Run the exact test that the first possible distribution allows. alone: name the case of one stage only."""
-        for index, (prompt, law) in enumerate(self.laws):
+        for index, (prompt, listed) in enumerate(self.prompts):
             try:
-                stages, others = pick(law, make(law))
+                stages, others = pick(listed, make(listed))
             except NotTested:
-                if index + 1 < len(self.laws):
+                if index + 1 < len(self.prompts):
                     continue
                 raise
             more: dict[str, Stages] = {f"{stage[0]} alone": (stage,) for stage in stages} if alone else {}
-            named = {name: apply(law, other) for name, other in {**more, "no truncation": (), **others}.items()}
-            return follow(self.drawer(prompt), dict(stages), surely(law, stages), named, self.draws)
+            named = {name: apply(listed, other) for name, other in {**more, "no truncation": (), **others}.items()}
+            return follow(self.drawer(prompt), dict(stages), surely(listed, stages), named, self.draws)
         raise NotTested("there are no logprobs")
 
     def _truncation(self, field: str) -> str:
@@ -381,7 +389,7 @@ class ServiceChecks:
 
     def _logprobs_are_raw(self) -> str:
         self.need("logprobs", "temperature")
-        prompt = self.laws[0][0]
+        prompt = self.prompts[0][0]
         one, other = (
             self.ask(prompt, **{**self.neutral, "max_tokens": 1, "temperature": t}, top=self.top).choices[0].top[0]
             for t in (1.0, 0.5)
@@ -396,23 +404,23 @@ class ServiceChecks:
     # penalties
 
     @cached_property
-    def repeating(self) -> tuple[str, Label, Law, Law]:
-        """A prompt whose next two tokens are the one that it repeats: the token, and the laws of steps 1 and 3."""
+    def repeating(self) -> tuple[str, Label, TopTokens, TopTokens]:
+        """A prompt that is continued with the token that it repeats; the token, and the distributions of steps 1, 3."""
         self.need("logprobs")
         for prompt in REPETITIONS:
             choice = self.ask(prompt, **{**self.neutral, "max_tokens": 3, "temperature": 0}, top=self.top).choices[0]
             if len(choice.top) == 3 and len({*choice.tokens[:2]}) == 1:
-                first, _, third = (Law.of(each) for each in choice.top)
+                first, _, third = (TopTokens.of(each) for each in choice.top)
                 token = choice.tokens[0]
-                likely = [dict(zip(law.labels, law.p, strict=True)).get(token, 0.0) for law in (first, third)]
+                likely = [dict(zip(listed.labels, listed.p, strict=True)).get(token, 0.0) for listed in (first, third)]
                 if 0.4 <= likely[0] <= 0.95 and likely[1] <= 0.95 and isinstance(token, str):
                     return prompt, token, first, third
         raise NotTested("no prompt is continued with the token that it repeats")
 
     def _prompt_is_not_counted(self) -> str:
         self.need("presence_penalty", "frequency_penalty")
-        prompt, token, law, _ = self.repeating
-        expected = surely(law, ())
+        prompt, token, listed, _ = self.repeating
+        expected = surely(listed, ())
         fields = {"presence_penalty": 1.5, "frequency_penalty": 1.5}
         try:
             return follow(self.drawer(prompt), fields, expected, {}, self.draws)
@@ -421,10 +429,10 @@ class ServiceChecks:
 
     def _amounts(self) -> str:
         self.need("presence_penalty", "frequency_penalty")
-        prompt, token, _, law = self.repeating
+        prompt, token, _, listed = self.repeating
         fields: dict[str, Any] = {"presence_penalty": 0.4, "frequency_penalty": 0.8}
         amounts = (("no penalty", 0.0), ("each once", 1.2), ("each twice", 2.4))
-        others = {name: apply(law, (("shift", {token: amount}),)) for name, amount in amounts}
+        others = {name: apply(listed, (("shift", {token: amount}),)) for name, amount in amounts}
 
         def draw(count: int, fields: Mapping[str, Any]) -> Counter[Label]:
             more = {"max_tokens": 3} if self.labels_by_text else {"max_tokens": 3, "top": 1}
@@ -439,19 +447,19 @@ class ServiceChecks:
         usable = sum(draw(128, fields).values())
         if usable * self.draws / 64 < 100:
             raise NotTested(f"only {usable} of 128 outputs begin with {token!r} twice")
-        expected = surely(law, (("shift", {token: 2.0}),))
+        expected = surely(listed, (("shift", {token: 2.0}),))
         return f"after {token!r} twice: {follow(draw, fields, expected, others, 2 * self.draws)}"
 
     def _repetition_counts_prompt(self) -> str:
         self.need("repetition_penalty")
-        prompt, token, law, _ = self.repeating
-        expected = surely(law, ())
+        prompt, token, listed, _ = self.repeating
+        expected = surely(listed, ())
         counts = self.drawer(prompt)(256, {self.repetition: 2.0})
         if not fit(expected, counts).fails:
             raise Difference(
                 f"{self.repetition} 2 does not change the probability of {token!r}, which is in the prompt"
             )
-        share, p = counts[token] / 256, float(law.p[law.labels.index(token)])
+        share, p = counts[token] / 256, float(listed.p[listed.labels.index(token)])
         return (
             f"{self.repetition} 2 changes the share of {token!r}, which is in the prompt, from {p:.2f} to {share:.2f}"
         )
