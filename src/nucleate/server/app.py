@@ -19,6 +19,7 @@ from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.server.access import ANY, APIKeyMiddleware, APIKeys, HostMiddleware
 from nucleate.server.chat_api import ChatAPI
+from nucleate.server.chat_routes import chat_routes
 from nucleate.server.generation_endpoint import GenerationEndpoint, answer
 from nucleate.server.inspector_routes import InspectorRoutes, page_routes
 from nucleate.server.messages_api import COUNT_URL, MESSAGES, count_tokens
@@ -41,7 +42,7 @@ from nucleate.server.service import Service
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 
 APIS: Sequence[ChatAPI] = (RESPONSES, MESSAGES, CHAT_API, GENERATE_API)
-OPEN_ROUTES = frozenset({"health", "ping", "docs", "docs/{file}", "inspector", "inspector/{file}"})
+OPEN_ROUTES = frozenset({"", "chat/{file}", "health", "ping", "docs", "docs/{file}", "inspector", "inspector/{file}"})
 """Names of the routes that need no API key: the pages are the same for everybody, what they show is not."""
 
 
@@ -63,6 +64,7 @@ def application(
     """
     metrics = Metrics(service.name, lambda: service.engine.stats)
     info = InfoRoutes(service, metrics, bool(keys), root_path)
+    inspector = InspectorRoutes(service, metrics, needs_key=bool(keys))
     generation = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in ENDPOINTS}
     others = {api.url: ("POST", GenerationEndpoint(api.url, service, metrics, api)) for api in APIS}
     handlers: dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]] = {
@@ -82,7 +84,8 @@ def application(
         "/openapi.json": ("GET", partial(reply_with, lambda: info.document)),
         **page_routes("/docs", "The API page", page_files("nucleate.server", "api_page").get),
         **OllamaRoutes(service).routes(),
-        **InspectorRoutes(service, metrics, needs_key=bool(keys)).routes(),
+        **inspector.routes(),
+        **chat_routes(inspector.describe),
     }
     routes = [
         Route(path, Handler(handler), methods=method.split(), name=path.strip("/"))

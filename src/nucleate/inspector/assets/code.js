@@ -32,20 +32,21 @@ export function curlOf(run, model, origin, needsKey) {
   return `curl ${origin}/v1/${messages ? "chat/" : ""}completions \\\n  -H 'Content-Type: application/json' \\\n${key}  -d '${body.replaceAll("'", "'\\''")}'\n`;
 }
 
-/** The hash of a link: prompt or messages, and params, as base64url JSON. */
-export function toHash({ prompt, messages }, params) {
-  const bytes = new TextEncoder().encode(toJson({ ...(messages ? { messages } : { prompt }), params }));
-  return `#s=${btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "")}`;
+/** The hash of a link: prompt or messages, params, and the step to show, as base64url JSON. */
+export function toHash({ prompt, messages }, params, step) {
+  const bytes = new TextEncoder().encode(toJson({ ...(messages ? { messages } : { prompt }), params, step }));
+  return `#s=${btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join("")).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "")}`;
 }
 
-/** The settings in a hash: {prompt, messages, params}; empty if there are none. */
+/** The settings in a hash: {prompt, messages, params, step}; empty if there are none. A prompt is text or token ids. */
 export function fromHash(hash, parse) {
   try {
     const raw = atob(/^#s=([\w-]+)$/.exec(hash)[1].replaceAll("-", "+").replaceAll("_", "/"));
-    const { prompt, messages, params } = parse(new TextDecoder().decode(Uint8Array.from(raw, (c) => c.charCodeAt(0))));
+    const { prompt, messages, params, step } = parse(new TextDecoder().decode(Uint8Array.from(raw, (c) => c.charCodeAt(0))));
     const chat = Array.isArray(messages) && messages.every(({ role, content }) => typeof role === "string" && typeof content === "string");
-    if (!chat && typeof prompt !== "string") return {};
-    return { prompt: prompt ?? "", messages: chat ? messages : null, params: { ...params } };
+    const ids = Array.isArray(prompt) && prompt.every(Number.isSafeInteger);
+    if (!chat && !ids && typeof prompt !== "string") return {};
+    return { prompt: prompt ?? "", messages: chat ? messages : null, params: { ...params }, step: Number.isSafeInteger(step) ? step : null };
   } catch {
     return {};
   }
