@@ -79,9 +79,9 @@ class Parent:
 
 @dataclass(frozen=True)
 class GenerateBody:
-    """A prompt, a conversation or a parent, and sampling parameters."""
+    """A prompt, a conversation or a parent, and sampling parameters. A prompt is text or token ids."""
 
-    prompt: str | None
+    prompt: str | list[int] | None
     messages: list[Any] | None
     parent: Parent | None
     params: dict[str, Any]
@@ -105,7 +105,9 @@ def read_generate(body: Any) -> GenerateBody:
     inputs = [name for name in ("prompt", "messages", "parent") if name in given]
     if len(inputs) != 1:
         raise ParameterError("prompt", f"give one of prompt, messages and parent, got {' and '.join(inputs) or 'none'}")
-    prompt = _check("prompt", given.get("prompt"), str | None, "a text")
+    prompt = _check("prompt", given.get("prompt"), str | list | None, "a text or a list of token ids")
+    if isinstance(prompt, list) and not all(map(_is_count, prompt)):
+        raise ParameterError("prompt", "prompt must be a text or a list of token ids")
     messages = _check("messages", given.get("messages"), list | None, "a list")
     parent = _parent(given["parent"]) if "parent" in given else None
     return GenerateBody(prompt, messages, parent, _params(given) or {})

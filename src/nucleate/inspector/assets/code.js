@@ -20,7 +20,7 @@ export function pythonOf(run, model) {
   const lines = given(run).map(([name, value]) => `    ${name}=${name === "seed" ? value : python(value)},\n`);
   const { messages, prompt } = run.input ?? {};
   const note = run.parent ? "# This gives the output from which the branch started.\n" : "";
-  const call = messages ? `chat(${python(messages)}, params)` : `generate(${python(prompt ?? "")}, params)[0]`;
+  const call = messages ? `chat(${python(messages)}, params)` : `generate(${python(Array.isArray(prompt) ? [prompt] : (prompt ?? ""))}, params)[0]`;
   return `import nucleate\n\n${note}llm = nucleate.LLM()  # ${model}\nparams = nucleate.SamplingParams(\n${lines.join("")})\nprint(llm.${call}.text)\n`;
 }
 

@@ -129,7 +129,7 @@ function build(database) {
     button("Export all", async () => download("nucleate-conversations.json", toDocument(await database.all())), "small quiet", { title: "All conversations, as a file" }),
     h("a.button.small.quiet", { href: "docs" }, "API"), settings.inspector && h("a.button.small.quiet", { href: "inspector" }, "Inspector"));
   const sidebar = h("nav.drawer.list-side", { label: "Conversations", hidden: !WIDE.matches },
-    h("div.drawer-head", h("h1.brand", "nucleate"), iconButton("close", "Close the list", () => toggle(sidebar, menuButton))),
+    h("div.drawer-head", h("p.brand", "nucleate"), iconButton("close", "Close the list", () => toggle(sidebar, menuButton))),
     h("button.button.new-chat", { onclick: () => begin(), key: "new" }, icon("add"), "New conversation"), search, list, picker, !database.kept && h("p.help", "This browser keeps nothing: conversations are lost with this page."), more);
 
   async function importFile(file) {
@@ -289,10 +289,10 @@ function build(database) {
   }
 
   // the frame
-  const title = h("p.chat-title");
+  const title = h("h1.chat-title");
   const status = h("p.hidden", { role: "status" });
   const menuButton = iconButton("menu", "Conversations", () => toggle(sidebar, menuButton), { "aria-expanded": String(!sidebar.hidden) });
-  const settingsButton = h("button.button.quiet", { onclick: () => toggle(panel, settingsButton), key: "settings", "aria-expanded": "false" }, icon("settings"), h("span", "Settings"));
+  const settingsButton = h("button.button.quiet", { onclick: () => toggle(panel, settingsButton), key: "settings", label: "Settings", "aria-expanded": "false" }, icon("settings"), h("span", "Settings"));
   const coloursButton = iconButton("colours", "Colour tokens by their probability", () => {
     store.set({ colours: !state.colours });
     remember();

@@ -70,9 +70,12 @@ export function createTokenCard(thread, root, find, { store, actions }) {
   }
 
   const tokenAt = (event) => event.target.closest?.("[data-step]");
+  let last = ""; // where the pointer was: text that moves below a pointer that rests opens nothing
+  thread.addEventListener("pointermove", ({ clientX, clientY }) => (last = `${clientX} ${clientY}`), { passive: true });
   thread.addEventListener("pointerover", (event) => {
     const element = tokenAt(event);
-    if (event.pointerType === "touch" || pinned || !element) return;
+    const rests = last === `${event.clientX} ${event.clientY}`;
+    if (event.pointerType === "touch" || pinned || rests || !element) return;
     clearTimeout(timer);
     timer = setTimeout(() => element.isConnected && show(element), card.hidden ? OPEN_MS : 60);
   });
