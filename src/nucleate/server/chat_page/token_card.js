@@ -48,7 +48,7 @@ export function createTokenCard(thread, root, find, { store, actions }) {
     const first = node.tokens.length - node.own;
     put(card,
       h("div.token-head", token(t.text, "big"), h("span", h("strong", percent(Math.exp(t.logprob))), t.rank !== null && h("span.muted", ` rank ${integer(t.rank)}`), t.chosen && h("span.muted", " chosen by you"))),
-      h("ol.alternatives", { label: "The likeliest tokens here; choose one to continue with it" }, [...(inTop ? [] : [t]), ...t.top].map((other) => alternative(node, step, other, most, generating))),
+      h("ol.alternatives", { label: "The likeliest tokens here; choose one to continue with it" }, [...t.top, ...(inTop ? [] : [t])].map((other) => alternative(node, step, other, most, generating))),
       state.settings.inspector && step >= first && node.seed !== null && h("a.inspect-link", { href: inspectorLink(state.chat, node, step), target: "_blank", rel: "opener", key: "inspect" }, "Inspect this token"));
     card.hidden = false;
     place();
