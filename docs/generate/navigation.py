@@ -27,7 +27,7 @@ CAPTIONS = {
 LISTED = {
     "how-to": (
         *("server", "protocols", "tools", "structured", "batch", "beam", "guidance", "speculation", "watermarks"),
-        *("compare", "inspector", "custom_stages", "integrations", "gguf", "cuda"),
+        *("chat_page", "compare", "inspector", "custom_stages", "integrations", "gguf", "cuda"),
         *("scale", "scale_offline", "scale_online"),
     ),
     "reference": ("semantics", "differences", "stages", "cli", "architectures", "benchmarks"),

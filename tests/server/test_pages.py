@@ -179,7 +179,7 @@ def test_the_page_has_a_strict_policy_and_loads_nothing_from_elsewhere(server: S
     assert "https://" not in text
     assert "<style" not in text
     assert " style=" not in text
-    for name in [part.split('"')[0] for part in text.split('="/inspector/')[1:]]:
+    for name in [part.split('"')[0] for part in text.split('="inspector/')[1:]]:
         found = server.request("GET", f"/inspector/{name}")
         assert found.status == 200
         assert found.headers.items() >= HEADERS.items()

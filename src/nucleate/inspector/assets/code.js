@@ -25,11 +25,11 @@ export function pythonOf(run, model) {
 }
 
 /** A curl command that gives the output of a run again. An API key is taken from the environment variable API_KEY. */
-export function curlOf(run, model, origin, needsKey) {
+export function curlOf(run, model, server, needsKey) {
   const { messages, prompt } = run.input ?? {};
   const body = toJson({ model, ...(messages ? { messages } : { prompt }), ...Object.fromEntries(given(run)) }, 2);
   const key = needsKey ? "  -H \"Authorization: Bearer $API_KEY\" \\\n" : "";
-  return `curl ${origin}/v1/${messages ? "chat/" : ""}completions \\\n  -H 'Content-Type: application/json' \\\n${key}  -d '${body.replaceAll("'", "'\\''")}'\n`;
+  return `curl ${server}/v1/${messages ? "chat/" : ""}completions \\\n  -H 'Content-Type: application/json' \\\n${key}  -d '${body.replaceAll("'", "'\\''")}'\n`;
 }
 
 /** The hash of a link: prompt or messages, params, and the step to show, as base64url JSON. */

@@ -67,7 +67,7 @@ export function createExport(store, session, api, { open, shareable }) {
       state.view && ["Stages as SVG", "A picture for slides and papers", () => download(name("svg"), svgText(picture()))],
       state.view && ["Stages as PNG", "The same, as pixels", async () => download(name("png"), await pngOf(picture()))],
       run && ["Python", "Code that gives this output again", () => showCode("Python", pythonOf(run, model))],
-      run && shareable && ["curl", "A request that gives this output again", () => showCode("curl", curlOf(run, model, location.origin, state.settings.needs_key))],
+      run && shareable && ["curl", "A request that gives this output again", () => showCode("curl", curlOf(run, model, new URL(".", document.baseURI).href.replace(/\/$/, ""), state.settings.needs_key))],
       run?.input && shareable && ["Copy a link", "Prompt and settings, in the address", shareLink],
       ["Open a saved trace …", "Or drop the file on the page", open],
     ].filter(Boolean);
