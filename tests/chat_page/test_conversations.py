@@ -121,9 +121,10 @@ def test_conversations_are_kept_exported_and_imported(
     chat.send(STORY)
     before = chat.messages()
     chat.page.reload()
-    chat.field.wait_for()
-    chat.page.locator(".nci-chat-link", has_text=STORY).click()
+    chat.page.locator(".nci-message").nth(1).wait_for()
     assert chat.messages() == before
+    chat.page.locator(".nci-chat-link", has_text="Hello").click()
+    chat.page.locator(".nci-from-user", has_text="Hello").wait_for()
     with chat.page.expect_download() as waiting:
         chat.button("Export all").click()
     waiting.value.save_as(tmp_path / "saved.json")
@@ -178,6 +179,28 @@ def test_settings_are_sent_kept_and_come_from_the_server(chat: ChatPage) -> None
     chat.page.locator("button.nci-add", has_text="xtc").click()
     for parameter in STAGES["xtc"].parameters.values():
         assert chat.page.get_by_text(parameter.help).is_visible()
+
+
+def test_parameters_of_no_stage_and_their_errors(chat: ChatPage, errors: PageErrors) -> None:
+    errors.allow("status of 400")
+    chat.open_settings()
+    chat.page.locator("[data-key='more parameters']").click()
+    field = chat.page.locator("[data-key=structured_outputs]")
+    field.fill('{"choice": ["yes", "no"]}')
+    field.blur()
+    chat.send("Is it?")
+    assert chat.messages()[1] in ("yes", "no")
+    field.fill('{"regex": "("}')
+    field.blur()
+    chat.send("And now?", wait=False)
+    problem = chat.page.locator(".nci-reply-problem:visible")
+    message = problem.locator("span").inner_text()
+    assert chat.page.locator(".nci-more .nci-field-error", has_text=message).is_visible()
+    chat.page.locator("[data-key='reset structured_outputs']").click()
+    chat.button("Try again").click()
+    chat.settle()
+    assert problem.count() == 0
+    assert "structured_outputs" not in chat.sent[-1]
 
 
 def test_a_seed_gives_the_reply_again(chat: ChatPage) -> None:

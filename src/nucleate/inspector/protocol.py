@@ -21,9 +21,12 @@ from nucleate.sampling_params import FIELDS, SamplingParams
 from nucleate.tokenization.tokenizer import Tokenizer
 
 
-def describe_stages(vocab_size: int) -> list[dict[str, Any]]:
-    """The stages that requests can set, with their parameters, as JSON values."""
-    stages = [STAGES[stage] for stage in REQUESTABLE if not issubclass(STAGES[stage], Combine)]
+def describe_stages(vocab_size: int, *, combine: bool = False) -> list[dict[str, Any]]:
+    """The stages that requests can set, with their parameters, as JSON values.
+
+    combine: also those that combine two rows of logits, which cannot be changed for a recorded step.
+    """
+    stages = [STAGES[stage] for stage in REQUESTABLE if combine or not issubclass(STAGES[stage], Combine)]
     return [
         {
             "name": stage.name,
@@ -33,6 +36,18 @@ def describe_stages(vocab_size: int) -> list[dict[str, Any]]:
         }
         for stage in stages
     ]
+
+
+OTHERS: Final = (
+    *("stop_token_ids", "stop_regex", "stop_json", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"),
+    *("structured_outputs", "max_reasoning_tokens"),
+)
+"""Parameters that belong to no stage, besides seed, draw, order, max_tokens and stop, which have their own controls."""
+
+
+def describe_others(vocab_size: int) -> list[dict[str, Any]]:
+    """The parameters that belong to no stage, as JSON values."""
+    return [_parameter(FIELDS[name], vocab_size) for name in OTHERS]
 
 
 def _parameter(parameter: Parameter, vocab_size: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import {button, h, integer, keepFocus, put, uid} from "./dom.js";
 import {createProblem} from "./problem.js";
 import {createStore} from "./state.js";
 import {withCompleteOrder, withValue} from "./params.js";
-import {addNode, fromDocument, headOf, newConversation, newId, openDatabase, pathOf, toDocument} from "./conversations.js";
+import {addNode, fromDocument, newConversation, newId, openDatabase, pathOf, toDocument} from "./conversations.js";
 import {icon, iconButton} from "./icons.js";
 import {createPanel, readTools} from "./panel.js";
 import {createReplies} from "./replies.js";
@@ -99,8 +99,15 @@ function build(database) {
     card.hide();
     store.set({ chat: conversation });
     store.touch("chat");
+    showAddress();
     if (!WIDE.matches) sidebar.hidden = true;
     follows = true;
+  }
+
+  /** The address names the conversation, so that the page can be loaded again. */
+  function showAddress() {
+    const { id, leaf } = state.chat;
+    history.replaceState(null, "", leaf ? `#${id}` : location.pathname + location.search);
   }
 
   function begin(mode = state.chat?.mode ?? defaultMode) {
@@ -117,6 +124,7 @@ function build(database) {
     const { chat } = state;
     if (!text.trim() || replies.nodeOf(chat)) return;
     follows = true;
+    if (!chat.leaf) queueMicrotask(showAddress);
     replies.reply(chat, addNode(chat, chat.leaf, { role: "user", content: text }).id);
   }
 
@@ -286,6 +294,9 @@ function build(database) {
     sendButton.hidden = generating;
     stopButton.hidden = !generating;
     sendButton.disabled = !field.value.trim();
+    if (CSS.supports("field-sizing", "content")) return;
+    field.style.setProperty("height", "auto");
+    field.style.setProperty("height", `${field.scrollHeight}px`);
   }
 
   // the frame
@@ -346,8 +357,12 @@ function build(database) {
     coloursButton.setAttribute("aria-pressed", String(state.colours));
   }
   showColours();
+  const wanted = location.hash.slice(1);
   begin(defaultMode);
-  database.heads().then((heads) => store.set({ heads }));
+  database.heads().then((heads) => {
+    store.set({ heads });
+    if (heads.some(({ id }) => id === wanted)) load(wanted);
+  });
 }
 
 const loading = h("p.help", "Loading …");

@@ -6,7 +6,7 @@ import {levelOf} from "./scales.js";
 import {addNode, pathOf, removeNode, showNode, versionsOf} from "./conversations.js";
 import {tokenStarts} from "./replies.js";
 
-const ENDS = { length: "cut at the maximum length", stopped: "stopped", tool_calls: "waits for a tool" };
+const ENDS = { null: "stopped", edited: "edited", length: "cut at the maximum length", stopped: "stopped", tool_calls: "waits for a tool" };
 
 /** What to show for parts of a text of a reply: its tokens, so that each can be pointed at. */
 function tokenLeaf(node, text, starts) {
@@ -43,6 +43,12 @@ function showBlocks(element, blocks, text, version) {
   element.blocks = keys;
 }
 
+/** The lines of a text as blocks. */
+function linesOf(text, leaf) {
+  const starts = [0, ...Array.from(text.matchAll(/\n/g), ({ index }) => index + 1)];
+  return starts.map((start, i) => ({ start, end: starts[i + 1] ?? text.length, build: () => h("span", leaf(start, starts[i + 1] ?? text.length)) }));
+}
+
 /** A field in place of a message, to change its text. */
 function editor(text, label, actions, cancel) {
   const area = h("textarea.input.text", { label, value: text, rows: 3 });
@@ -66,6 +72,8 @@ export function createRow(conversation, node, context, before = null) {
   const isText = conversation.mode === "text";
   const name = { user: "You", assistant: "Reply", tool: `Result of ${node.name || "a tool"}` }[node.role];
   const content = h("div.markdown", isReply ? { tabindex: 0, role: "group", label: "Reply: the arrow keys walk through its tokens", "data-node": node.id } : {});
+  const [given, continued] = [h("span.given-text"), h("span")];
+  if (isText && isReply) put(content, given, continued);
   const thoughts = h("div.thoughts", { "data-node": node.id });
   const thinking = h("span");
   const reasoning = h("details.fold", { hidden: true, key: `reasoning ${node.id}` }, h("summary", icon("next"), thinking), thoughts);
@@ -119,7 +127,7 @@ export function createRow(conversation, node, context, before = null) {
   function facts() {
     const { usage, own, milliseconds, seed, finish, tokens } = node;
     const count = usage?.completion_tokens ?? own ?? tokens.length;
-    const end = ENDS[finish] ?? (finish === "edited" ? "edited" : null);
+    const end = actions.nodeOf(conversation) === node || node.error ? null : ENDS[finish];
     const reuse = () => {
       context.setParam("seed", seed);
       store.set({ status: `The next replies use seed ${seed}.` });
@@ -146,9 +154,15 @@ export function createRow(conversation, node, context, before = null) {
       copy,
       iconButton("edit", isReply && !before ? "Edit the reply" : "Edit", () => startEdit(editable), { disabled: generating }),
       isReply && iconButton("again", "Generate another version", () => actions.reply(conversation, node.parent), { disabled: generating }),
-      isReply && ["length", "stopped", "edited"].includes(node.finish) && node.content && iconButton("go", "Continue this reply", () => actions.goOn(conversation, node), { disabled: generating }),
+      isReply && [null, "length", "stopped", "edited"].includes(node.finish) && node.content && iconButton("go", "Continue this reply", () => actions.goOn(conversation, node), { disabled: generating }),
       iconButton("remove", "Delete, with all that follows", remove, { disabled: generating }),
     ];
+  }
+
+  /** Generate instead of a reply that failed, which stays if it has some text. */
+  function again() {
+    if (!node.content && !node.reasoning) removeNode(conversation, node);
+    actions.reply(conversation, node.parent);
   }
 
   function callBox(call, i) {
@@ -171,16 +185,15 @@ export function createRow(conversation, node, context, before = null) {
       !answered && !running && h("div.answer", h("label.label", { for: id }, "Result of ", h("code", call.name)), area, button("Send", answer, "small", { key: `answer ${call.id}` }))];
   }
 
-  let drawn = "";
-  function update() {
-    const generating = actions.nodeOf(conversation) === node;
+  /** Show the text of the message. */
+  function showText(generating) {
     const starts = isReply ? tokenStarts(node, "content") : null;
     const text = node.content;
     const leaf = tokenLeaf(node, text, starts);
     const version = starts ? starts[0] : "plain";
-    if (isText) {
-      const own = h("span", leaf(0, text.length));
-      put(content, before && h("span.given-text", before.content), own);
+    if (isText && isReply) {
+      given.textContent = before?.content ?? "";
+      showBlocks(continued, linesOf(text, leaf), text, version);
     } else if (isReply) showBlocks(content, blocksOf(text, leaf), text, version);
     else content.textContent = text;
     content.hidden = !text && !before;
@@ -194,12 +207,20 @@ export function createRow(conversation, node, context, before = null) {
       }
       element.setAttribute("aria-busy", String(generating));
     }
+  }
+
+  let [drawn, seen] = ["", ""];
+  function update() {
+    const generating = actions.nodeOf(conversation) === node;
+    const look = [generating, node.content.length, node.reasoning?.length, node.tokens?.length, node.calls?.length, before?.content].join();
+    if (look !== seen) showText(generating);
+    seen = look;
     const mark = JSON.stringify([generating, node.calls, actions.nodeOf(conversation) !== null, node.error, node.finish, state.params.seed, versionsOf(conversation, node).map(({ id }) => id), before && versionsOf(conversation, before).length, conversation.leaf]);
     if (mark === drawn && !generating) return;
     drawn = mark;
     if (isReply) put(calls, node.calls.map(callBox));
     problem.hidden = !node.error;
-    if (node.error) put(problem, h("span", node.error), button("Try again", () => actions.reply(conversation, node.parent), "small", { key: `retry ${node.id}` }));
+    if (node.error) put(problem, h("span", node.error), button("Try again", again, "small", { key: `retry ${node.id}` }));
     put(foot, h("div.facts-line", isReply && facts()), !generating && h("div.tools-line", tools()));
   }
   update();

@@ -1,8 +1,9 @@
 // The settings: system prompt, presets, the sampling parameters as in the inspector, and tools.
 import {button, h, put, uid} from "./dom.js";
 import {createControls} from "./controls.js";
-import {iconButton} from "./icons.js";
-import {same, withCompleteOrder} from "./params.js";
+import {createField} from "./fields.js";
+import {icon, iconButton} from "./icons.js";
+import {same, withCompleteOrder, withValue} from "./params.js";
 
 const PRESETS = {
   "Defaults of the model": {},
@@ -64,9 +65,7 @@ export function createPanel(store, session, api, { persist, remember, close }) {
 
   /** The values that differ from the defaults. */
   function reduced(values) {
-    const { stages, defaults } = state.settings;
-    const base = (key) => (key in defaults ? defaults[key] : stages.flatMap((stage) => stage.parameters).find((p) => p.name === key)?.default);
-    return Object.fromEntries(Object.entries(values).filter(([key, value]) => !same(value, base(key))));
+    return Object.entries(values).reduce((made, [key, value]) => withValue(state.settings, made, key, value), {});
   }
 
   function choose(chosen) {
@@ -90,6 +89,11 @@ export function createPanel(store, session, api, { persist, remember, close }) {
     save.hidden = Boolean(found);
   }
 
+  const others = state.settings.parameters.filter((p) => model.reasoning || p.name !== "max_reasoning_tokens")
+    .map((p) => createField(state.settings, p, (key, value) => session.setParams(withValue(state.settings, state.params, key, value))));
+  const showOthers = () => others.forEach((each) => each.update(state.params, state.problem));
+  const othersBox = h("details.section.more", h("summary.subtitle", { key: "more parameters" }, icon("next"), "More parameters"), others.map((each) => each.element));
+
   const toolsId = uid();
   const wrong = h("p.field-error", { role: "status" });
   const tools = h("textarea.input.mono", { id: toolsId, rows: 3, spellcheck: "false", placeholder: "A JSON list, as in OpenAI's API", key: "tools", value: state.toolsText, oninput: readField });
@@ -109,13 +113,15 @@ export function createPanel(store, session, api, { persist, remember, close }) {
     }
   }
 
+  store.on(["params", "problem"], showOthers);
   store.on(["params", "presets"], showPresets);
   store.on(["chat"], () => {
     systemBox.hidden = state.chat.mode === "text";
     if (document.activeElement !== system) system.value = state.chat.system;
   });
+  showOthers();
   showPresets();
   return h("aside.drawer.panel-side", { label: "Settings", hidden: true, key: "settings panel" },
     h("div.drawer-head", h("h2.title", "Settings"), iconButton("close", "Close the settings", close)),
-    h("div.drawer-body", systemBox, h("div.section", h("label.subtitle", { for: presetId }, "Preset"), h("div.preset", presets, removePreset, save)), createControls(store, session, api, "Sampling"), toolsBox), dialog);
+    h("div.drawer-body", systemBox, h("div.section", h("label.subtitle", { for: presetId }, "Preset"), h("div.preset", presets, removePreset, save)), createControls(store, session, api, "Sampling"), othersBox, toolsBox), dialog);
 }

@@ -165,7 +165,10 @@ export function createReplies(store, api, persist) {
         top = 0; // this server sends none
         running.delete(conversation.id);
         return fill(conversation, node);
-      } else if (error.param && error.param in state.params) store.set({ problem: { kind: "other", message: error.message, param: error.param } });
+      } else {
+        const [param] = (error.param ?? "").split(".");
+        if (param in state.params) store.set({ problem: { kind: "other", message: error.message, param } });
+      }
       if (error.name !== "AbortError") node.error = error.message;
     }
     running.delete(conversation.id);
