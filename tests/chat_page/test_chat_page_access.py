@@ -149,3 +149,14 @@ def test_the_theme_is_kept(chat: ChatPage) -> None:
     chat.page.reload()
     chat.field.wait_for()
     assert root.evaluate("x => getComputedStyle(x).backgroundColor") == dark
+
+
+def test_a_server_without_logprobs_and_inspector(page: Page) -> None:
+    with Server("--max-inspector-bytes", "0", "--max-logprobs", "0") as plain:
+        chat = ChatPage(page)
+        chat.open(plain.url)
+        chat.send("Hello")
+        assert len(chat.messages()[1]) > 3
+        assert chat.tokens() == {}
+        assert page.get_by_role("link", name="Inspector").count() == 0
+        assert page.get_by_role("link", name="API").count() == 1
