@@ -77,7 +77,7 @@ def test_a_phone_shows_the_conversation_and_its_drawers(browser: Browser, server
 
 
 def test_everything_works_with_the_keyboard_alone(chat: ChatPage) -> None:
-    active = "() => document.activeElement.getAttribute('data-key') ?? document.activeElement.textContent"
+    active = "() => document.activeElement.getAttribute('aria-label') ?? document.activeElement.dataset.key"
     press = chat.page.keyboard.press
 
     def tab_to(key: str, *, back: bool = False) -> None:
@@ -89,7 +89,7 @@ def test_everything_works_with_the_keyboard_alone(chat: ChatPage) -> None:
                 return
         raise AssertionError(f"{key} is not reached: {seen}")
 
-    assert chat.page.evaluate(active) == "message"
+    assert chat.page.evaluate(active) == "Message"
     chat.page.keyboard.type("Hello")
     press("Shift+Enter")
     chat.page.keyboard.type("there")
@@ -101,12 +101,12 @@ def test_everything_works_with_the_keyboard_alone(chat: ChatPage) -> None:
     chat.page.get_by_text("2 / 2").wait_for()
     chat.settle()
     press("Control+,")
-    tab_to("range temperature")
+    tab_to("temperature")
     press("ArrowRight")
     press("Escape")
     assert not chat.page.locator("[data-key=seed]").is_visible()
     press("Control+Shift+O")
-    assert chat.page.evaluate(active) == "message"
+    assert chat.page.evaluate(active) == "Message"
     assert chat.messages() == []
 
 

@@ -38,7 +38,7 @@ class ChatPage:
     def send(self, text: str, *, wait: bool = True) -> None:
         """Type a message and send it. wait: until the reply has ended."""
         self.field.fill(text)
-        self.field.press("Enter")
+        self.page.locator(".nci-send[type=submit]").click()
         if wait:
             self.settle()
 

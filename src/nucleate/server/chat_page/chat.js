@@ -14,6 +14,7 @@ import {createTokenCard} from "./token_card.js";
 
 const SETTINGS = "nucleate-chat";
 const WIDE = matchMedia("(min-width: 900px)");
+const HAS_KEYS = matchMedia("(hover: hover)"); // a keyboard is likely; on a phone, Enter is a new line
 const KEYS = {
   Enter: "send",
   "Shift + Enter": "new line",
@@ -80,7 +81,7 @@ function build(database) {
   const defaultMode = model.chat ? "chat" : "text";
 
   async function persist(conversation) {
-    if (!conversation.leaf && !open.has(conversation.id)) return;
+    if (conversation.removed) return;
     open.set(conversation.id, conversation);
     conversation.updated = Date.now();
     await database.save(conversation);
@@ -112,7 +113,7 @@ function build(database) {
 
   function begin(mode = state.chat?.mode ?? defaultMode) {
     show(newConversation(mode, state.chat?.leaf ? "" : state.chat?.system));
-    field.focus();
+    focusField();
   }
 
   async function load(id) {
@@ -183,7 +184,9 @@ function build(database) {
   }
 
   async function remove(head) {
-    replies.stop(open.get(head.id));
+    const conversation = open.get(head.id);
+    if (conversation) conversation.removed = true; // what is generated is not kept
+    replies.stop(conversation);
     open.delete(head.id);
     await database.remove(head.id);
     store.set({ heads: await database.heads(), status: "Deleted." });
@@ -228,7 +231,7 @@ function build(database) {
     return h("div.welcome", h("h2", model.name), h("p.muted", `${integer(model.context_length)} tokens of context`),
       model.chat ? modes : h("p.help", "This model has no chat template: it continues your text."),
       model.bundled && h("p.help", "This small model comes with nucleate and tells children's stories. Start the server with --model for another one."),
-      h("ul.examples", { label: "Examples" }, examples.map((text) => h("li", h("button.example", { onclick: () => (send(text), field.focus()) }, text)))));
+      h("ul.examples", { label: "Examples" }, examples.map((text) => h("li", h("button.example", { onclick: () => (send(text), focusField()) }, text)))));
   }
 
   function showThread() {
@@ -244,11 +247,13 @@ function build(database) {
       rows.set(node.id, row);
       return [row];
     });
+    const had = last.contains(document.activeElement);
     keepFocus(last, () => {
       const elements = wanted.length ? wanted.map((row) => row.element) : [welcome()];
       if (elements.length !== last.children.length || elements.some((element, i) => element !== last.children[i])) put(last, elements);
       for (const row of wanted) row.update();
     });
+    if (had && !last.contains(document.activeElement)) focusField();
     thread.classList.toggle("nci-text-mode", isText);
     title.textContent = chat.title || "New conversation";
     document.title = chat.title ? `${chat.title} - nucleate` : "nucleate";
@@ -275,12 +280,16 @@ function build(database) {
     },
   }, field, sendButton, stopButton);
 
+  function focusField() {
+    if (HAS_KEYS.matches) field.focus({ preventScroll: true });
+  }
+
   function onkeydown(event) {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && HAS_KEYS.matches) {
       event.preventDefault();
       form.requestSubmit();
     } else if (event.key === "ArrowUp" && !field.value) {
-      const edits = thread.querySelectorAll("[data-key=Edit]");
+      const edits = thread.querySelectorAll("[aria-label=Edit]");
       if (!edits.length) return;
       event.preventDefault();
       edits[edits.length - 1].click();

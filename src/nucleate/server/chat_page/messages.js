@@ -113,6 +113,11 @@ export function createRow(conversation, node, context, before = null) {
     area.setSelectionRange(area.value.length, area.value.length);
   }
 
+  /** A button of this message. */
+  function tool(picture, tip, onclick, props = {}) {
+    return iconButton(picture, tip, onclick, { ...props, key: `${tip} ${node.id}` });
+  }
+
   function versions(target) {
     const all = versionsOf(conversation, target);
     if (all.length < 2) return null;
@@ -121,19 +126,21 @@ export function createRow(conversation, node, context, before = null) {
       showNode(conversation, all[at + by].id);
       changed();
     };
-    return h("span.versions", iconButton("back", "Previous version", to(-1), { disabled: at === 0 }), h("span", `${at + 1} / ${all.length}`), iconButton("next", "Next version", to(1), { disabled: at === all.length - 1 }));
+    return h("span.versions", tool("back", "Previous version", to(-1), { disabled: at === 0 }), h("span", `${at + 1} / ${all.length}`), tool("next", "Next version", to(1), { disabled: at === all.length - 1 }));
   }
 
   function facts() {
     const { usage, own, milliseconds, seed, finish, tokens } = node;
     const count = usage?.completion_tokens ?? own ?? tokens.length;
     const end = actions.nodeOf(conversation) === node || node.error ? null : ENDS[finish];
+    const used = (usage?.total_tokens ?? 0) / state.settings.model.context_length;
     const reuse = () => {
       context.setParam("seed", seed);
       store.set({ status: `The next replies use seed ${seed}.` });
     };
     return [
       count > 0 && h("span", plural(count, "token")),
+      used > 0.5 && h("span", { title: `${integer(usage.total_tokens)} of ${integer(state.settings.model.context_length)} tokens` }, `${Math.round(100 * used)}% of the context`),
       count > 1 && milliseconds > 0 && h("span.speed", { title: "with the time for the prompt" }, `${fixed((1000 * count) / milliseconds, 1)} tokens/s`),
       seed !== null && h("span", "seed ", h("button.seed", { onclick: reuse, key: `seed ${node.id}`, tip: `Use seed ${seed} for the next replies too`, "aria-pressed": String(String(state.params.seed ?? "") === String(seed)) }, String(seed))),
       end && h("span", end),
@@ -143,7 +150,7 @@ export function createRow(conversation, node, context, before = null) {
   function tools() {
     const generating = actions.nodeOf(conversation) !== null;
     const editable = isText && before ? before : node;
-    const copy = iconButton("copy", "Copy", async () => store.set({ status: await copyText((isText && before?.content || "") + node.content) ? "Copied." : "The browser did not allow copying." }));
+    const copy = tool("copy", "Copy", async () => store.set({ status: await copyText((isText && before?.content || "") + node.content) ? "Copied." : "The browser did not allow copying." }));
     const remove = () => {
       removeNode(conversation, isText && before && versionsOf(conversation, node).length === 1 ? before : node);
       changed();
@@ -152,10 +159,10 @@ export function createRow(conversation, node, context, before = null) {
       isText && before && versions(before),
       versions(node),
       copy,
-      iconButton("edit", isReply && !before ? "Edit the reply" : "Edit", () => startEdit(editable), { disabled: generating }),
-      isReply && iconButton("again", "Generate another version", () => actions.reply(conversation, node.parent), { disabled: generating }),
-      isReply && [null, "length", "stopped", "edited"].includes(node.finish) && node.content && iconButton("go", "Continue this reply", () => actions.goOn(conversation, node), { disabled: generating }),
-      iconButton("remove", "Delete, with all that follows", remove, { disabled: generating }),
+      tool("edit", isReply && !before ? "Edit the reply" : "Edit", () => startEdit(editable), { disabled: generating }),
+      isReply && tool("again", "Generate another version", () => actions.reply(conversation, node.parent), { disabled: generating }),
+      isReply && [null, "length", "stopped", "edited"].includes(node.finish) && node.content && tool("go", "Continue this reply", () => actions.goOn(conversation, node), { disabled: generating }),
+      tool("remove", "Delete, with all that follows", remove, { disabled: generating }),
     ];
   }
 
