@@ -66,7 +66,7 @@ export async function mount(root, api, options = {}) {
     frame(
       h("header.header", h("h1.brand", "nucleate ", h("span.muted", "inspector")),
         h("p.model", `${model.name} `, h("span.muted", `${integer(model.vocab_size)} tokens`)), status,
-        h("div.header-buttons", options.shareable && api.live && h("a.button.quiet.page-link", { href: "." }, "Chat page"), createExport(store, session, api, { open, shareable: options.shareable && api.live }), createKeysHelp(), button("Theme", () => changeTheme(root), "quiet", { title: "Light or dark" }))),
+        h("div.header-buttons", options.shareable && api.live && h("a.button.quiet.page-link", { href: "." }, "Chat"), createExport(store, session, api, { open, shareable: options.shareable && api.live }), createKeysHelp(), button("Theme", () => changeTheme(root), "quiet", { title: "Light or dark" }))),
       [api.live ? hint : h("p.note", "A saved trace: what needs a model is switched off."),
         h("section.card.output", { label: "Output" }, createPrompt(store, session, api), createRibbonHead(store), createRibbon(store, session), createLegend(store)),
         h("div.columns-main",
