@@ -201,6 +201,8 @@ def test_the_page_and_its_modules_are_small() -> None:
     found = page_files("nucleate.inspector", "assets")
     assert {"index.html", "page.js", "inspector.css"} <= {*found}
     assert sum(len(gzip.compress(content)) for content, _ in found.values()) < 100_000
+    chat = page_files("nucleate.server", "chat_page").values()
+    assert sum(len(gzip.compress(content)) for content, _ in chat) < 60_000
 
 
 def test_the_chat_page_is_told_what_the_model_can_do(server: Server) -> None:

@@ -158,7 +158,7 @@ export function createRow(conversation, node, context, before = null) {
     return [
       isText && before && versions(before),
       versions(node),
-      copy,
+      (node.content || before) && copy,
       tool("edit", isReply && !before ? "Edit the reply" : "Edit", () => startEdit(editable), { disabled: generating }),
       isReply && tool("again", "Generate another version", () => actions.reply(conversation, node.parent), { disabled: generating }),
       isReply && [null, "length", "stopped", "edited"].includes(node.finish) && node.content && tool("go", "Continue this reply", () => actions.goOn(conversation, node), { disabled: generating }),
