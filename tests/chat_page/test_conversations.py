@@ -149,6 +149,7 @@ def test_conversations_are_kept_exported_and_imported(
     other.page.locator(".nci-chat-link", has_text=STORY).click()
     assert other.messages() == before
     assert len(other.tokens()) > 5
+    assert other.point_at(1).get_by_role("link", name="Inspect this token").is_visible()
     (tmp_path / "other.json").write_text('{"format": "something"}', "utf-8")
     other.page.locator("input[type=file]").set_input_files(tmp_path / "other.json")
     other.page.get_by_role("alert").get_by_text("no conversations saved by this page").wait_for()

@@ -74,6 +74,10 @@ def test_the_inspector_opens_at_the_token(chat: ChatPage, context: BrowserContex
         chat.page.get_by_text("2 / 2").wait_for()
         chat.settle()
         first = SETTINGS["max_tokens"]
+    chat.open_settings()
+    if way == "chat":
+        chat.page.locator("[data-key=system]").fill("Another one, for later replies.")
+    chat.button("Close the settings").click()
     tokens = {step - first: text for step, text in chat.tokens().items() if step >= first}
     step = sorted(tokens)[len(tokens) // 2]
     with context.expect_page() as opened:

@@ -133,19 +133,20 @@ const list = (value) => (Array.isArray(value) ? value : []);
 function readToken(value) {
   const made = { text: text(value?.text), logprob: Math.min(0, number(value?.logprob)), id: value?.id ?? null, rank: value?.rank ?? null };
   made.top = list(value?.top).map((other) => ({ text: text(other?.text), logprob: Math.min(0, number(other?.logprob)), id: other?.id ?? null }));
+  if (value?.chosen) made.chosen = true;
   return value?.bytes ? { ...made, bytes: list(value.bytes).map(number) } : made;
 }
 
 function readNode(value, id, nodes) {
   if (!ROLES.includes(value?.role) || typeof value.content !== "string") throw new Error("A message of this file has no role or no text.");
-  const { parent, created, seed, finish, usage, params, given, promptIds, plain, milliseconds, callId, name } = value;
+  const { parent, created, seed, finish, usage, params, given, own, promptIds, plain, system, milliseconds, callId, name } = value;
   const made = { id, parent: Object.hasOwn(nodes, parent ?? "") ? parent : null, created: number(created), role: value.role, content: value.content };
   if (value.role === "tool") return { ...made, callId: text(callId), name: text(name) };
   if (value.role === "user") return made;
   const calls = list(value.calls).map((call) => ({ id: text(call?.id), name: text(call?.name), arguments: text(call?.arguments) }));
   return {
     ...made, calls, reasoning: text(value.reasoning), tokens: list(value.tokens).map(readToken), seed: seed ?? null, finish: text(finish) || null,
-    usage: usage ?? null, params: { ...params }, given: number(given), promptIds: list(promptIds).map(number), plain: plain === true, milliseconds: number(milliseconds),
+    usage: usage ?? null, params: { ...params }, given: number(given), own: number(own), system: text(system), promptIds: list(promptIds).map(number), plain: plain === true, milliseconds: number(milliseconds),
   };
 }
 

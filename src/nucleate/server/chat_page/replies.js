@@ -109,7 +109,7 @@ export function placeOf(node, step) {
 export function inspectorLink(conversation, node, step) {
   const first = node.tokens.length - node.own; // tokens before were given
   const params = { ...node.params, seed: node.seed, max_tokens: Math.max(1, node.own) };
-  const input = node.plain ? inputOf(conversation, { ...node, content: "" }) : { prompt: node.promptIds ?? [] };
+  const input = node.plain ? inputOf({ ...conversation, system: node.system }, { ...node, content: "" }) : { prompt: node.promptIds ?? [] };
   return `inspector${toHash(input, params, step - first)}`;
 }
 
@@ -140,6 +140,7 @@ export function createReplies(store, api, persist) {
     const begun = node.tokens.length;
     const began = performance.now();
     let saved = began;
+    node.system = conversation.system; // it may change later
     node.params = withCompleteOrder(state.settings, { ...state.params, seed });
     node.plain = conversation.mode === "text" ? true : !node.content && !model.reasoning && !state.tools.length && pathOf(conversation, node.parent).every(({ role, calls }) => role !== "tool" && !calls?.length);
     if (conversation.mode === "text" && node.content) node.plain = false;
