@@ -310,6 +310,20 @@ def test_an_error_is_shown_where_the_reply_would_be(chat: ChatPage, errors: Page
     chat.page.locator(".nci-message").last.get_by_text("context").wait_for()
 
 
+def test_two_tabs_show_the_same_conversations(chat: ChatPage, server: Server) -> None:
+    chat.set(max_tokens=8)
+    chat.send("Hello")
+    other = ChatPage(chat.page.context.new_page())
+    other.open(server.url)
+    other.page.locator(".nci-chat-link", has_text="Hello").click()
+    other.page.locator(".nci-from-user", has_text="Hello").wait_for()
+    other.send("Go on.")
+    chat.page.bring_to_front()
+    chat.page.evaluate("() => dispatchEvent(new Event('focus'))")
+    chat.page.locator(".nci-from-user", has_text="Go on.").wait_for()
+    assert chat.messages() == other.messages()
+
+
 def test_a_conversation_goes_on_while_another_one_is_shown(chat: ChatPage) -> None:
     chat.send(STORY, wait=False)
     chat.reply.locator("[data-step]").first.wait_for()

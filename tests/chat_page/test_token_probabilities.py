@@ -115,6 +115,7 @@ def test_colours_are_those_of_the_inspector(story: ChatPage) -> None:
     plain = unlikely.evaluate(colour)
     story.button("Colour tokens by their probability").click()
     assert unlikely.evaluate(colour) != plain
+    assert story.page.get_by_text("10 – 20%").is_visible()
     story.page.reload()
     story.page.locator(".nci-chat-link").first.click()
     assert story.reply.locator("[data-level='3'], [data-level='4']").first.evaluate(colour) != plain

@@ -3,6 +3,7 @@ import {HttpApi, parseJson, toJson} from "./api.js";
 import {createKeysHelp} from "./keys.js";
 import {button, h, integer, keepFocus, put, uid} from "./dom.js";
 import {createProblem} from "./problem.js";
+import {METRICS} from "./scales.js";
 import {createStore} from "./state.js";
 import {withCompleteOrder, withValue} from "./params.js";
 import {addNode, fromDocument, newConversation, newId, openDatabase, pathOf, toDocument} from "./conversations.js";
@@ -156,6 +157,17 @@ function build(database) {
       store.set({ problem: { message: error instanceof SyntaxError ? "This file is not JSON." : error.message, kind: "other", param: null } });
     }
     picker.value = "";
+  }
+
+  /** Take over what another tab changed in the meantime. */
+  async function refresh() {
+    const heads = await database.heads();
+    store.set({ heads });
+    for (const { id, updated } of heads) {
+      const conversation = open.get(id);
+      if (conversation && updated > conversation.updated && !replies.nodeOf(conversation)) open.delete(id);
+    }
+    if (heads.some(({ id }) => id === state.chat.id) && !open.has(state.chat.id)) load(state.chat.id);
   }
 
   function ask(question, action, act) {
@@ -317,6 +329,7 @@ function build(database) {
     store.set({ colours: !state.colours });
     remember();
   }, { "aria-pressed": String(state.colours) });
+  const legend = h("ul.colour-legend", { label: "Colours: the probability of a token" }, METRICS.probability.labels.map((text, level) => h("li", h("span.swatch", { class: `level-${level}` }), text)));
   const theme = iconButton("theme", "Light or dark", () => {
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
@@ -336,7 +349,7 @@ function build(database) {
   }
 
   root.classList.add("nci-chat-page");
-  put(root, sidebar, h("main.chat-main", h("header.chat-head", menuButton, title, h("div.header-buttons", coloursButton, theme, h("div.keys-help", createKeysHelp(KEYS)), settingsButton)), status, problem, thread, h("div.composer-box", form)), panel, card.element);
+  put(root, sidebar, h("main.chat-main", h("header.chat-head", menuButton, title, h("div.header-buttons", coloursButton, theme, h("div.keys-help", createKeysHelp(KEYS)), settingsButton)), status, problem, legend, thread, h("div.composer-box", form)), panel, card.element);
   addEventListener("keydown", (event) => {
     const { key, ctrlKey, metaKey, shiftKey } = event;
     const control = ctrlKey || metaKey;
@@ -351,6 +364,7 @@ function build(database) {
     } else return;
     event.preventDefault();
   });
+  addEventListener("focus", refresh);
   addEventListener("visibilitychange", () => document.hidden && replies.nodeOf(state.chat) && persist(state.chat));
   store.on(["heads", "chat"], showList);
   store.on(["chat", "params", "system"], () => (showThread(), showField()));
@@ -362,6 +376,7 @@ function build(database) {
   store.on(["status"], () => (status.textContent = state.status));
   store.on(["colours"], showColours);
   function showColours() {
+    legend.hidden = !state.colours;
     thread.classList.toggle("nci-coloured", state.colours);
     coloursButton.setAttribute("aria-pressed", String(state.colours));
   }
