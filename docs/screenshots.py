@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/inspector.md: opens the inspector's page in Chromium and uses it.
+"""Makes the pictures of docs/inspector.md and docs/chat_page.md: opens the pages in Chromium and uses them.
 
 Needs Chromium, Playwright (the extra dev) and Pillow: pip install pillow; python docs/screenshots.py
 """
@@ -119,6 +119,57 @@ def stills(browser: Browser, url: str) -> None:
     phone.context.close()
 
 
+CHATS = ("Write a story about a rainy day.", "Tell me a story with a cat and a big red ball.", "Hello")
+STORY = "Tell me a story about a brave little dog."
+
+
+class Chat:
+    """The chat page, with a few conversations; the last one is shown."""
+
+    def __init__(self, browser: Browser, url: str, scheme: str, size: dict[str, int]) -> None:
+        self.context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+        kept = json.dumps({"params": {"seed": 8}})
+        script = f"localStorage.getItem('nucleate-chat') ?? localStorage.setItem('nucleate-chat', '{kept}')"
+        self.context.add_init_script(script)
+        self.page: Page = self.context.new_page()
+        self.page.goto(url)
+        for text in CHATS:
+            self.send(text)
+            self.page.keyboard.press("Control+Shift+O")
+        self.send(STORY)
+        self.send("Tell me another one.")
+        self.page.mouse.move(4, 400)
+
+    def send(self, text: str) -> None:
+        field = self.page.locator("[data-key=message]")
+        field.fill(text)
+        field.press("Enter")
+        self.page.locator(".nci-message").last.get_by_role("button", name="Generate another version").wait_for()
+
+    def shot(self) -> Image.Image:
+        self.page.wait_for_timeout(350)
+        return Image.open(io.BytesIO(self.page.screenshot())).convert("RGB")
+
+
+def chat_stills(browser: Browser, url: str) -> None:
+    """The chat page: the card of a token; colours and settings; on a phone."""
+    size = {"width": 1280, "height": 820}
+    chat = Chat(browser, url, "light", size)
+    chat.page.locator(".nci-thread [data-step='9']").first.hover()
+    save(chat.shot(), "chat-light.png")
+    chat.context.close()
+    chat = Chat(browser, url, "dark", size)
+    chat.page.get_by_role("button", name="Colour tokens").click()
+    chat.page.get_by_role("button", name="Settings", exact=True).click()
+    save(chat.shot(), "chat-dark.png")
+    chat.context.close()
+    chat = Chat(browser, url, "light", {"width": 390, "height": 844})
+    chat.page.get_by_role("button", name="Colour tokens").click()
+    chat.page.locator(".nci-thread [data-step='9']").first.click()
+    save(chat.shot(), "chat-phone.png")
+    chat.context.close()
+
+
 def below(inspector: Inspector) -> Image.Image:
     """The lower part of the page, where the tabs are."""
     inspector.page.get_by_role("tab", name="Stages").evaluate("tab => tab.scrollIntoView({block: 'center'})")
@@ -175,6 +226,7 @@ def main() -> None:
         executable = shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         stills(browser, url)
+        chat_stills(browser, url)
         animation(browser, url)
         browser.close()
     for path in sorted(PICTURES.iterdir()):

@@ -261,3 +261,6 @@ def test_sphinx_reports_broken_links(tmp_path: Path) -> None:
     ):
         assert part in problems
     assert "'a'" not in problems
+    page = (tmp_path / "out" / "index.html").read_text("utf-8")
+    regions = re.findall(r"<aside[^>]*>", page)
+    assert len({re.findall(r'aria-label="(.*?)"', region)[0] for region in regions}) == len(regions) == 2

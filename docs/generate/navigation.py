@@ -27,7 +27,8 @@ CAPTIONS = {
 LISTED = {
     "how-to": (
         *("server", "protocols", "tools", "structured", "batch", "beam", "guidance", "speculation", "watermarks"),
-        *("compare", "conformance", "inspector", "custom_stages", "integrations", "other_engines", "gguf", "cuda"),
+        *("chat_page", "compare", "conformance", "inspector", "custom_stages", "integrations", "other_engines"),
+        *("gguf", "cuda"),
         *("scale", "scale_offline", "scale_online"),
     ),
     "reference": ("semantics", "differences", "stages", "cli", "architectures", "benchmarks"),

@@ -1,4 +1,4 @@
-"""The pages /docs and /inspector: their files, their policy, access, errors and limits, and /docs in a browser."""
+"""The pages /, /docs and /inspector: their files, policy, access, errors and limits, and /docs in a browser."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe import Axe
 from chromium import PageErrors, chromium
 from served_apps import ask, toy_app
 from server_process import Server
@@ -66,6 +67,45 @@ async def test_the_page_is_open_but_its_content_needs_a_key(app: Any) -> None:
     }
 
 
+BROWSER = ((b"accept", b"text/html,application/xhtml+xml,*/*;q=0.8"),)
+
+
+@toy_app(keys=["secret"])
+async def test_the_front_page_is_the_chat_page_for_browsers(app: Any) -> None:
+    page = await ask(app, "/", headers=BROWSER)
+    assert page.status == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "unsafe" not in page.headers["content-security-policy"]
+    text = page.data.decode()
+    assert not re.search(r"https?:|<style| style=|<script(?! type=\"module\" src=)", text)
+    linked = re.findall(r'(?:href|src)="([^"]+)"', text)
+    assert all(not re.match(r"[a-z]+:|/", name) for name in linked)  # relative: they work behind a path prefix
+    sources, seen = [name for name in linked if name != "docs"], set[str]()
+    while sources:
+        name = sources.pop()
+        found = await ask(app, f"/{name}")
+        assert (found.status, name) == (200, name)
+        assert found.headers.items() >= HEADERS.items()
+        seen.add(name)
+        if name.endswith(".js"):
+            assert "innerHTML" not in found.data.decode()
+            imports = re.findall(r'^import .* from "\./(.+)";$', found.data.decode(), re.MULTILINE)
+            sources += [f"chat/{each}" for each in imports if f"chat/{each}" not in seen]
+    assert {"chat/chat.js", "chat/controls.js", "chat/inspector.css"} <= seen
+    assert (await ask(app, "/chat/none.js")).status == 404
+    assert (await ask(app, "/chat/api/settings")).status == 401
+
+
+@toy_app(keys=["secret"])
+async def test_programs_get_a_line_that_says_the_server_runs(app: Any) -> None:
+    for headers in ((), ((b"accept", b"*/*"),), ((b"accept", b"application/json"),)):
+        found = await ask(app, "/", headers=headers)
+        assert (found.status, found.data) == (200, b"Ollama is running")
+        assert found.headers["vary"] == "accept"
+    assert (await ask(app, "/", method="HEAD")).status == 200
+    assert (await ask(app, "/", {}, method="POST")).status in (401, 405)
+
+
 KEYS = tuple({"authorization": f"Bearer {key}"} for key in ("a-key-of-this-test", "another-key"))
 KEY = "a-key-of-this-test"
 
@@ -90,6 +130,7 @@ def test_the_page_in_a_browser(server: Server, keyed: Server) -> None:
         assert not chat.locator("table").is_visible()
         chat.locator("summary").click()
         assert "messages" in chat.locator("tbody tr").first.inner_text()
+        assert Axe(page).violations() == []
         assert f"curl {server.url}/v1/chat/completions" in chat.locator("pre").inner_text()
         chat.locator("input").fill("top_p cumulative")
         assert [row.split()[0] for row in chat.locator("tbody tr:visible").all_inner_texts()] == ["top_p"]
@@ -99,6 +140,8 @@ def test_the_page_in_a_browser(server: Server, keyed: Server) -> None:
 
         errors.allow("401")
         page.goto(f"{keyed.url}/docs")
+        page.locator("#key-value").wait_for()
+        assert Axe(page).violations() == []
         page.locator("#key-value").fill("wrong")
         page.keyboard.press("Enter")
         page.get_by_text("did not accept this API key").wait_for()
@@ -136,7 +179,7 @@ def test_the_page_has_a_strict_policy_and_loads_nothing_from_elsewhere(server: S
     assert "https://" not in text
     assert "<style" not in text
     assert " style=" not in text
-    for name in [part.split('"')[0] for part in text.split('="/inspector/')[1:]]:
+    for name in [part.split('"')[0] for part in text.split('="inspector/')[1:]]:
         found = server.request("GET", f"/inspector/{name}")
         assert found.status == 200
         assert found.headers.items() >= HEADERS.items()
@@ -158,6 +201,24 @@ def test_the_page_and_its_modules_are_small() -> None:
     found = page_files("nucleate.inspector", "assets")
     assert {"index.html", "page.js", "inspector.css"} <= {*found}
     assert sum(len(gzip.compress(content)) for content, _ in found.values()) < 100_000
+    chat = page_files("nucleate.server", "chat_page").values()
+    assert sum(len(gzip.compress(content)) for content, _ in chat) < 60_000
+
+
+def test_the_chat_page_is_told_what_the_model_can_do(server: Server) -> None:
+    found, settings = server.request("GET", "/chat/api/settings").json, server.request("GET", SETTINGS).json
+    assert (found["stages"], found["defaults"]) == (settings["stages"], settings["defaults"])
+    assert found["model"].items() >= {"chat": True, "tools": True, "reasoning": False, "bundled": True}.items()
+    assert found["limits"]["max_logprobs"] == 20
+    assert found["inspector"] is True
+
+
+def test_a_prompt_may_be_token_ids(server: Server) -> None:
+    text = {"prompt": "Once upon a time", "params": {"seed": 3, "max_tokens": 5}}
+    first, *_, end = events(server, text)
+    start, *_, again = events(server, {**text, "prompt": [token["id"] for token in first["prompt"]]})
+    assert (start["prompt"], again["text"]) == (first["prompt"], end["text"])
+    assert server.request("POST", GENERATE, {**text, "prompt": [1, "a"]}).json["error"]["param"] == "prompt"
 
 
 def test_an_answer_and_questions_about_it(server: Server) -> None:
@@ -238,6 +299,8 @@ def test_it_can_be_turned_off_and_is_off_with_a_watermark(tmp_path: Any) -> None
     with Server("--max-inspector-bytes", "0") as off:
         assert off.request("GET", "/inspector").status == 404
         assert off.request("POST", GENERATE, START).status == 404
+        assert off.request("GET", "/chat/api/settings").json["inspector"] is False
+        assert off.request("GET", "/chat/inspector.css").status == 200
     key = tmp_path / "key"
     key.write_bytes(b"a secret key of some length")
     key.chmod(0o600)
@@ -245,6 +308,9 @@ def test_it_can_be_turned_off_and_is_off_with_a_watermark(tmp_path: Any) -> None
         for method, path in (("GET", SETTINGS), ("POST", GENERATE), ("POST", TRACE), ("POST", DRAWS)):
             answer = marked.request(method, path, START if method == "POST" else None)
             assert (answer.status, answer.json["error"]["code"]) == (403, "inspector_off")
+        settings = marked.request("GET", "/chat/api/settings").json
+        assert settings["inspector"] is False
+        assert settings["stages"]
 
 
 @pytest.mark.slow

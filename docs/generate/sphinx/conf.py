@@ -42,7 +42,21 @@ def make_focusable(app: Any, page: str, template: str, context: dict[str, Any], 
     context["body"] = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
 
 
+LANDMARKS = {'<aside class="sidebar-drawer"': "All pages", '<aside class="toc-drawer': "This page"}
+"""The beginnings of regions that the theme leaves without a name, and their names."""
+
+
+def name_landmarks(app: Any, error: Exception | None) -> None:
+    """Name the regions of each page, so that a screen reader can tell them apart."""
+    for path in () if error or app.builder.name != "html" else Path(app.outdir).rglob("*.html"):
+        text = path.read_text("utf-8")
+        for begin, name in LANDMARKS.items():
+            text = text.replace(begin, begin.replace("<aside", f'<aside aria-label="{name}"'))
+        path.write_text(text, "utf-8")
+
+
 def setup(app: Any) -> None:
     """Connect the handlers of events."""
+    app.connect("build-finished", name_landmarks)
     app.connect("html-page-context", make_focusable)
     app.connect("autodoc-process-docstring", docstrings.process)

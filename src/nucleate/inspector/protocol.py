@@ -21,9 +21,12 @@ from nucleate.sampling_params import FIELDS, SamplingParams
 from nucleate.tokenization.tokenizer import Tokenizer
 
 
-def describe_stages(vocab_size: int) -> list[dict[str, Any]]:
-    """The stages that requests can set, with their parameters, as JSON values."""
-    stages = [STAGES[stage] for stage in REQUESTABLE if not issubclass(STAGES[stage], Combine)]
+def describe_stages(vocab_size: int, *, combine: bool = False) -> list[dict[str, Any]]:
+    """The stages that requests can set, with their parameters, as JSON values.
+
+    combine: also those that combine two rows of logits, which cannot be changed for a recorded step.
+    """
+    stages = [STAGES[stage] for stage in REQUESTABLE if combine or not issubclass(STAGES[stage], Combine)]
     return [
         {
             "name": stage.name,
@@ -33,6 +36,18 @@ def describe_stages(vocab_size: int) -> list[dict[str, Any]]:
         }
         for stage in stages
     ]
+
+
+OTHERS: Final = (
+    *("stop_token_ids", "stop_regex", "stop_json", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"),
+    *("structured_outputs", "max_reasoning_tokens"),
+)
+"""Parameters that belong to no stage, besides seed, draw, order, max_tokens and stop, which have their own controls."""
+
+
+def describe_others(vocab_size: int) -> list[dict[str, Any]]:
+    """The parameters that belong to no stage, as JSON values."""
+    return [_parameter(FIELDS[name], vocab_size) for name in OTHERS]
 
 
 def _parameter(parameter: Parameter, vocab_size: int) -> dict[str, Any]:
@@ -79,9 +94,9 @@ class Parent:
 
 @dataclass(frozen=True)
 class GenerateBody:
-    """A prompt, a conversation or a parent, and sampling parameters."""
+    """A prompt, a conversation or a parent, and sampling parameters. A prompt is text or token ids."""
 
-    prompt: str | None
+    prompt: str | list[int] | None
     messages: list[Any] | None
     parent: Parent | None
     params: dict[str, Any]
@@ -105,7 +120,9 @@ def read_generate(body: Any) -> GenerateBody:
     inputs = [name for name in ("prompt", "messages", "parent") if name in given]
     if len(inputs) != 1:
         raise ParameterError("prompt", f"give one of prompt, messages and parent, got {' and '.join(inputs) or 'none'}")
-    prompt = _check("prompt", given.get("prompt"), str | None, "a text")
+    prompt = _check("prompt", given.get("prompt"), str | list | None, "a text or a list of token ids")
+    if isinstance(prompt, list) and not all(map(_is_count, prompt)):
+        raise ParameterError("prompt", "prompt must be a text or a list of token ids")
     messages = _check("messages", given.get("messages"), list | None, "a list")
     parent = _parent(given["parent"]) if "parent" in given else None
     return GenerateBody(prompt, messages, parent, _params(given) or {})

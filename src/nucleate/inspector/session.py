@@ -138,6 +138,8 @@ class Inspector:
             values = {"seed": parent.seed, **values}
         elif given.messages is not None:
             prompt_ids, prompt, messages = tuple(self._llm.encode_chat(given.messages)), None, given.messages
+        elif isinstance(given.prompt, list):
+            prompt_ids, prompt, messages = tuple(given.prompt), None, None
         else:
             prompt_ids, prompt, messages = tuple(self._llm.encode(given.prompt or "")), given.prompt, None
         default_tokens = len(output_ids) + DEFAULT_TOKENS

@@ -14,13 +14,13 @@ from starlette.types import ASGIApp
 from nucleate import __version__
 from nucleate.chat.chat_format import NO_TOOLS
 from nucleate.chat.tools import ToolUse
-from nucleate.inspector.page import page_files
+from nucleate.inspector.page import inspector_file, page_files
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.server.access import ANY, APIKeyMiddleware, APIKeys, HostMiddleware
 from nucleate.server.chat_api import ChatAPI
 from nucleate.server.generation_endpoint import GenerationEndpoint, answer
-from nucleate.server.inspector_routes import InspectorRoutes, page_routes
+from nucleate.server.inspector_routes import InspectorRoutes, Routes, page_routes
 from nucleate.server.messages_api import COUNT_URL, MESSAGES, count_tokens
 from nucleate.server.metrics import Metrics
 from nucleate.server.ollama_api import CHAT_API, GENERATE_API, OllamaRoutes
@@ -41,8 +41,10 @@ from nucleate.server.service import Service
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 
 APIS: Sequence[ChatAPI] = (RESPONSES, MESSAGES, CHAT_API, GENERATE_API)
-OPEN_ROUTES = frozenset({"health", "ping", "docs", "docs/{file}", "inspector", "inspector/{file}"})
+OPEN_ROUTES = frozenset({"", "chat/{file}", "health", "ping", "docs", "docs/{file}", "inspector", "inspector/{file}"})
 """Names of the routes that need no API key: the pages are the same for everybody, what they show is not."""
+RUNNING = b"Ollama is running"
+"""What programs get at the front page. Clients of Ollama's API look for this text before they send a request."""
 
 
 @with_suggestions
@@ -63,6 +65,7 @@ def application(
     """
     metrics = Metrics(service.name, lambda: service.engine.stats)
     info = InfoRoutes(service, metrics, bool(keys), root_path)
+    inspector = InspectorRoutes(service, metrics, needs_key=bool(keys))
     generation = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in (*ENDPOINTS, INVOCATIONS)}
     others = {api.url: ("POST", GenerationEndpoint(api.url, service, metrics, api)) for api in APIS}
     handlers: dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]] = {
@@ -82,7 +85,8 @@ def application(
         "/openapi.json": ("GET", partial(reply_with, lambda: info.document)),
         **page_routes("/docs", "The API page", page_files("nucleate.server", "api_page").get),
         **OllamaRoutes(service).routes(),
-        **InspectorRoutes(service, metrics, needs_key=bool(keys)).routes(),
+        **inspector.routes(),
+        **chat_routes(inspector.describe),
     }
     routes = [
         Route(path, Handler(handler), methods=method.split(), name=path.strip("/"))
@@ -102,6 +106,29 @@ def application(
             expose_headers=["x-request-id", "retry-after", IGNORED_FIELDS_HEADER],
         )
     return app
+
+
+def chat_file(name: str) -> tuple[bytes, str] | None:
+    """The content and the content type of a file of the chat page, or of the inspector's, which it shares."""
+    return page_files("nucleate.server", "chat_page").get(name) or inspector_file(name)
+
+
+def chat_routes(describe: Callable[[], Mapping[str, Any]]) -> Routes:
+    """Return the routes of the chat page: the front page of the server for browsers, its files and its settings.
+
+    describe: returns the model, the stages with their parameters, and the defaults.
+    """
+    routes = page_routes("/chat", "The chat page", chat_file)
+    _, send = routes.pop("/chat")
+
+    async def front(context: RequestContext) -> None:
+        accepted = [value for name, value in context.scope["headers"] if name == b"accept"]
+        if any(b"text/html" in value for value in accepted):
+            await send(context)
+        else:
+            await context.reply(200, RUNNING, {"vary": "accept"}, "text/plain; charset=utf-8")
+
+    return {"/": ("GET", front), "/chat/api/settings": ("GET", partial(reply_with, describe)), **routes}
 
 
 class InfoRoutes:

@@ -12,8 +12,10 @@ from hashlib import sha256
 from typing import Any, Final
 
 from nucleate.inspector.page import inspector_file
+from nucleate.inspector.protocol import describe_others, describe_stages
 from nucleate.inspector.session import Inspector, OutputEvents
 from nucleate.inspector.store import InspectionStore, InspectorError
+from nucleate.models.loader import EMBEDDED
 from nucleate.outputs import CompletionChunk, Usage
 from nucleate.server.generation_endpoint import OutputRecorder, handle_request, running
 from nucleate.server.http_errors import HTTPError, unavailable
@@ -87,6 +89,23 @@ class InspectorRoutes:
             "/inspector/api/draws": ("POST", partial(self._answer, self._inspector.draws)),
             **page_routes("/inspector", "The inspector", inspector_file),
         }
+
+    def describe(self) -> dict[str, Any]:
+        """What the chat page needs: the settings, whether steps can be inspected, and what the model can do."""
+        service = self._service
+        found, most = self._inspector.settings(needs_key=self._needs_key), service.limits.max_logprobs
+        formats = service.llm.chat_format
+        has_tools = found["model"]["chat"] and formats.tool_format is not None
+        found["model"] |= {
+            "tools": has_tools,
+            "reasoning": formats.reasoning is not None,
+            "bundled": service.llm.folder == EMBEDDED,
+        }
+        found["limits"]["max_logprobs"] = service.vocab_size if most == -1 else most
+        found["stages"] = describe_stages(service.vocab_size, combine=True)
+        found["parameters"] = describe_others(service.vocab_size)
+        off = not service.limits.max_inspector_bytes or service.llm.watermark is not None
+        return {**found, "inspector": not off}
 
     async def settings(self, context: RequestContext) -> None:
         self._check_watermark()

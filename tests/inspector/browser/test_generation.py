@@ -17,7 +17,7 @@ import nucleate as nc
 from nucleate.tokenization.tokenizer import token_text
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.slow
 
@@ -151,3 +151,56 @@ def test_a_wrong_value_is_explained_at_its_field(inspector: InspectorPage) -> No
     inspector.field("seed").fill("minus one")
     inspector.field("seed").blur()
     inspector.root.get_by_text("An integer from 0").wait_for()
+
+
+def test_generate_selects_the_first_token_and_shows_it(browser: Browser, server: Server) -> None:
+    """Also on a phone, where the button below the settings is far from the output."""
+    context = browser.new_context(viewport={"width": 390, "height": 700}, has_touch=True, is_mobile=True)
+    inspector = InspectorPage(context.new_page())
+    inspector.open(server.url, {"prompt": "Once upon a time", "params": {"seed": 5, "max_tokens": 200}})
+    first = inspector.ribbon.locator("[data-step='0'][aria-selected=true]")
+    for name in ("Generate", "Generate with these settings"):
+        inspector.root.get_by_role("button", name=name, exact=True).tap()
+        inspector.settle()
+        first.wait_for()
+        box, ribbon = first.bounding_box(), inspector.ribbon.bounding_box()
+        assert box is not None
+        assert ribbon is not None
+        assert max(0, ribbon["y"]) <= box["y"] <= box["y"] + box["height"] <= min(700, ribbon["y"] + ribbon["height"])
+    context.close()
+
+
+def test_a_chat_keeps_its_replies(inspector: InspectorPage, llm: nc.LLM) -> None:
+    inspector.root.get_by_role("button", name="Chat", exact=True).click()
+    inspector.root.get_by_label("Message 1", exact=True).fill("Hello")
+    for name, value in (("seed", "5"), ("max_tokens", "12")):
+        inspector.field(name).fill(value)
+    inspector.generate_button.click()
+    inspector.settle()
+    messages = [{"role": "user", "content": "Hello"}]
+    first = llm.chat(messages, seed=5, max_tokens=12, **FIRST_PARAMS).outputs[0]
+    assert inspector.root.get_by_label("Message 2", exact=True).input_value() == first.text
+    assert inspector.root.get_by_label("Role of message 2").input_value() == "assistant"
+    inspector.generate_button.click()  # without a new message: the same again
+    inspector.settle()
+    assert inspector.tokens() == [visible(token_text(llm.tokenizer, token)) for token in first.token_ids]
+    inspector.root.get_by_label("Message 3", exact=True).fill("Go on")
+    inspector.generate_button.click()
+    inspector.settle()
+    messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Go on"}]
+    second = llm.chat(messages, seed=5, max_tokens=12, **FIRST_PARAMS).outputs[0]
+    assert inspector.root.get_by_label("Message 4", exact=True).input_value() == second.text
+
+
+def test_a_link_opens_a_step_of_token_ids(page: Page, server: Server, llm: nc.LLM) -> None:
+    inspector, ids = InspectorPage(page), llm.encode("Once upon a time")
+    inspector.open(server.url, {"prompt": list(ids), "params": {"seed": 3, "max_tokens": 20}, "step": 11})
+    assert inspector.step() == 11
+    [completion] = llm.generate([list(ids)], seed=3, max_tokens=20)
+    assert inspector.tokens() == [
+        visible(token_text(llm.tokenizer, token)) for token in completion.outputs[0].token_ids
+    ]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(inspector.code("Python"), {})
+    assert printed.getvalue() == f"{completion.outputs[0].text}\n"

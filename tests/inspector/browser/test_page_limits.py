@@ -26,6 +26,8 @@ def test_a_server_with_an_api_key(page: Page, locked_server: Server, key: str, e
     inspector = InspectorPage(page)
     page.goto(f"{locked_server.url}/inspector")
     field = page.get_by_label("API key")
+    field.wait_for()
+    assert not page.get_by_text("Loading").is_visible()
     field.fill("ключ")  # a header cannot hold it: the browser says what is allowed
     field.press("Enter")
     assert field.evaluate("input => input.validity.patternMismatch")

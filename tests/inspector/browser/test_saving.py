@@ -119,12 +119,12 @@ def test_a_step_as_table_and_pictures(inspector: InspectorPage, tmp_path: Path) 
     last = [float(row[-2] or 0) for row in rows[1:]]
     assert 0.5 < sum(last) <= 1 + 1e-9
 
-    picture = ET.parse(inspector.save("Ladder as SVG", tmp_path)).getroot()
+    picture = ET.parse(inspector.save("Stages as SVG", tmp_path)).getroot()
     texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert all(any(text and text.startswith(row.name) for text in texts) for row in ladder[:-1])
     assert f"seed {SEED}, step {STEP}" in str(texts[-1])
 
-    data = inspector.save("Ladder as PNG", tmp_path).read_bytes()
+    data = inspector.save("Stages as PNG", tmp_path).read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     assert int.from_bytes(data[16:20]) == 2 * int(picture.attrib["width"])
 

@@ -87,8 +87,13 @@ export class HttpApi {
   }
 
   /** Generate; calls onEvent with each event. */
-  async generate(body, onEvent, signal) {
-    const response = await this.request("api/generate", body, signal);
+  generate(body, onEvent, signal) {
+    return this.stream("api/generate", body, onEvent, signal);
+  }
+
+  /** Send a request whose answer is a stream of server-sent events; calls onEvent with each of them. */
+  async stream(path, body, onEvent, signal) {
+    const response = await this.request(path, body, signal);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     for (;;) {

@@ -20,32 +20,33 @@ export function pythonOf(run, model) {
   const lines = given(run).map(([name, value]) => `    ${name}=${name === "seed" ? value : python(value)},\n`);
   const { messages, prompt } = run.input ?? {};
   const note = run.parent ? "# This gives the output from which the branch started.\n" : "";
-  const call = messages ? `chat(${python(messages)}, params)` : `generate(${python(prompt ?? "")}, params)[0]`;
+  const call = messages ? `chat(${python(messages)}, params)` : `generate(${python(Array.isArray(prompt) ? [prompt] : (prompt ?? ""))}, params)[0]`;
   return `import nucleate\n\n${note}llm = nucleate.LLM()  # ${model}\nparams = nucleate.SamplingParams(\n${lines.join("")})\nprint(llm.${call}.text)\n`;
 }
 
 /** A curl command that gives the output of a run again. An API key is taken from the environment variable API_KEY. */
-export function curlOf(run, model, origin, needsKey) {
+export function curlOf(run, model, server, needsKey) {
   const { messages, prompt } = run.input ?? {};
   const body = toJson({ model, ...(messages ? { messages } : { prompt }), ...Object.fromEntries(given(run)) }, 2);
   const key = needsKey ? "  -H \"Authorization: Bearer $API_KEY\" \\\n" : "";
-  return `curl ${origin}/v1/${messages ? "chat/" : ""}completions \\\n  -H 'Content-Type: application/json' \\\n${key}  -d '${body.replaceAll("'", "'\\''")}'\n`;
+  return `curl ${server}/v1/${messages ? "chat/" : ""}completions \\\n  -H 'Content-Type: application/json' \\\n${key}  -d '${body.replaceAll("'", "'\\''")}'\n`;
 }
 
-/** The hash of a link: prompt or messages, and params, as base64url JSON. */
-export function toHash({ prompt, messages }, params) {
-  const bytes = new TextEncoder().encode(toJson({ ...(messages ? { messages } : { prompt }), params }));
-  return `#s=${btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "")}`;
+/** The hash of a link: prompt or messages, params, and the step to show, as base64url JSON. */
+export function toHash({ prompt, messages }, params, step) {
+  const bytes = new TextEncoder().encode(toJson({ ...(messages ? { messages } : { prompt }), params, step }));
+  return `#s=${btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join("")).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "")}`;
 }
 
-/** The settings in a hash: {prompt, messages, params}; empty if there are none. */
+/** The settings in a hash: {prompt, messages, params, step}; empty if there are none. A prompt is text or token ids. */
 export function fromHash(hash, parse) {
   try {
     const raw = atob(/^#s=([\w-]+)$/.exec(hash)[1].replaceAll("-", "+").replaceAll("_", "/"));
-    const { prompt, messages, params } = parse(new TextDecoder().decode(Uint8Array.from(raw, (c) => c.charCodeAt(0))));
+    const { prompt, messages, params, step } = parse(new TextDecoder().decode(Uint8Array.from(raw, (c) => c.charCodeAt(0))));
     const chat = Array.isArray(messages) && messages.every(({ role, content }) => typeof role === "string" && typeof content === "string");
-    if (!chat && typeof prompt !== "string") return {};
-    return { prompt: prompt ?? "", messages: chat ? messages : null, params: { ...params } };
+    const ids = Array.isArray(prompt) && prompt.every(Number.isSafeInteger);
+    if (!chat && !ids && typeof prompt !== "string") return {};
+    return { prompt: prompt ?? "", messages: chat ? messages : null, params: { ...params }, step: Number.isSafeInteger(step) ? step : null };
   } catch {
     return {};
   }

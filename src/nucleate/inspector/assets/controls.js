@@ -6,7 +6,8 @@ import {complete, orderOf, sameParams, sharedNames, shownStages, valueOf, withMo
 import {createRequestFields} from "./request.js";
 import {currentRun} from "./state.js";
 
-export function createControls(store, session, api) {
+/** session: what it has besides setParams may be missing; without generate, there is no button for it. */
+export function createControls(store, session, api, title = "Settings") {
   const { state } = store;
   const { settings } = state;
   const pinned = new Set(["temperature"]); // stages that are listed although they are neutral
@@ -79,10 +80,10 @@ export function createControls(store, session, api) {
 
   const id = uid();
   const fieldset = h("fieldset", { "aria-labelledby": id },
-    h("div.card-head", h("h2.title", { id }, "Settings"), which, resetAll), request.element,
+    h("div.card-head", h("h2.title", { id }, title), which, resetAll), request.element,
     h("div.card-head.order", h("h3.subtitle", "Stages"), presetBox), orderError, filter, list, sharedBox,
     api.live && h("h3.subtitle", "Add a stage"), api.live && Object.assign(scroller("Stages to add", add), { className: "nci-scroll nci-add-box" }));
-  const box = h("section.card.controls", { "aria-labelledby": id, tabindex: api.live ? null : 0 }, fieldset, h("div.go", go, differs));
+  const box = h("section.card.controls", { "aria-labelledby": id, tabindex: api.live ? null : 0 }, fieldset, session.generate && h("div.go", go, differs));
 
   function showCards(stages) {
     listed = stages;

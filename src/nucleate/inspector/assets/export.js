@@ -64,10 +64,10 @@ export function createExport(store, session, api, { open, shareable }) {
       run && ["Trace as JSON", "The output with its stages; this page opens it again", async () => download(name("json"), await data())],
       run && api.template && ["Trace as a page", "One HTML file that needs no server", savePage],
       state.view && ["This step as CSV", "Tokens with their probability after each stage", () => download(name("csv"), csvOf(state.view))],
-      state.view && ["Ladder as SVG", "A picture for slides and papers", () => download(name("svg"), svgText(picture()))],
-      state.view && ["Ladder as PNG", "The same, as pixels", async () => download(name("png"), await pngOf(picture()))],
+      state.view && ["Stages as SVG", "A picture for slides and papers", () => download(name("svg"), svgText(picture()))],
+      state.view && ["Stages as PNG", "The same, as pixels", async () => download(name("png"), await pngOf(picture()))],
       run && ["Python", "Code that gives this output again", () => showCode("Python", pythonOf(run, model))],
-      run && shareable && ["curl", "A request that gives this output again", () => showCode("curl", curlOf(run, model, location.origin, state.settings.needs_key))],
+      run && shareable && ["curl", "A request that gives this output again", () => showCode("curl", curlOf(run, model, new URL(".", document.baseURI).href.replace(/\/$/, ""), state.settings.needs_key))],
       run?.input && shareable && ["Copy a link", "Prompt and settings, in the address", shareLink],
       ["Open a saved trace …", "Or drop the file on the page", open],
     ].filter(Boolean);

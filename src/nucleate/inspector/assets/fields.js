@@ -57,7 +57,7 @@ function choiceField(p, props, set) {
 
 /** A value that is edited as JSON; text without quotes is taken as text where that is allowed. */
 function jsonField(p, props, set, complain) {
-  const placeholder = p.kind.startsWith("Mapping") ? '{"198": -5}' : p.kind.includes("str") ? '["text", …]' : "[198, …]";
+  const placeholder = p.kind === "StructuredOutputs" ? '{"choice": ["yes", "no"]}' : p.kind.startsWith("Mapping") ? '{"198": -5}' : p.kind.includes("str") ? '["text", …]' : "[198, …]";
   const read = (text) => {
     if (text === "") return set(p.default);
     try {

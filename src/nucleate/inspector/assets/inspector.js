@@ -30,7 +30,7 @@ function changeTheme(root) {
  * Build an inspector inside root.
  *
  * api: HttpApi, FileApi, or another object with the same methods. options: document (a saved trace to show), prompt,
- * messages, params, shareable (whether the page has an address with a server behind it).
+ * messages, params, step (the one to show first), shareable (whether the page has an address with a server behind it).
  */
 export async function mount(root, api, options = {}) {
   const store = createStore(initialState());
@@ -62,11 +62,11 @@ export async function mount(root, api, options = {}) {
   function build() {
     const { model } = state.settings;
     const close = button("×", () => hint.remove(), "icon", { tip: "Close the hint" });
-    const hint = h("p.note", "Click a token, or walk with ← and →, to see what every sampling stage did to it. Move a slider: the ladder follows at once, on the same noise.", close);
+    const hint = h("p.note", "Click a token, or walk with ← and →, to see what every sampling stage did to it. Move a slider: the stages follow at once, on the same noise.", close);
     frame(
       h("header.header", h("h1.brand", "nucleate ", h("span.muted", "inspector")),
         h("p.model", `${model.name} `, h("span.muted", `${integer(model.vocab_size)} tokens`)), status,
-        h("div.header-buttons", createExport(store, session, api, { open, shareable: options.shareable && api.live }), createKeysHelp(), button("Theme", () => changeTheme(root), "quiet", { title: "Light or dark" }))),
+        h("div.header-buttons", options.shareable && api.live && h("a.button.quiet.page-link", { href: "." }, "Chat"), createExport(store, session, api, { open, shareable: options.shareable && api.live }), createKeysHelp(), button("Theme", () => changeTheme(root), "quiet", { title: "Light or dark" }))),
       [api.live ? hint : h("p.note", "A saved trace: what needs a model is switched off."),
         h("section.card.output", { label: "Output" }, createPrompt(store, session, api), createRibbonHead(store), createRibbon(store, session), createLegend(store)),
         h("div.columns-main",
@@ -85,12 +85,13 @@ export async function mount(root, api, options = {}) {
       const input = { prompt: options.prompt ?? settings.example, messages: options.messages ?? null };
       store.set({ settings, input, params: { ...(options.params ?? FIRST_PARAMS) } });
     } catch (error) {
+      loading.remove();
       session.fail(error);
       return;
     }
     build();
     if (options.document?.run) session.open(options.document);
-    else session.generate({ input: state.input, params: state.params }, { explore: true });
+    else session.generate({ input: state.input, params: state.params }, options.step === null || options.step === undefined ? { explore: true } : { step: options.step });
   }
 
   const isFile = (event) => event.dataTransfer?.types.includes("Files");
@@ -101,6 +102,7 @@ export async function mount(root, api, options = {}) {
     openFile(event.dataTransfer.files[0]);
   };
   (root.id === "nci-root" ? document.body : root).onkeydown = keyListener(root, store, session);
-  frame([h("h1.brand", "nucleate inspector"), problem, api.saved === null ? [h("p", "No trace is open."), h("p", button("Open a saved trace …", open, "primary"))] : h("p.help", "Loading …")]);
+  const loading = h("p.help", "Loading …");
+  frame([h("h1.brand", "nucleate inspector"), problem, api.saved === null ? [h("p", "No trace is open."), h("p", button("Open a saved trace …", open, "primary"))] : loading]);
   if (api.saved !== null) await start();
 }

@@ -25,9 +25,9 @@ export function keyListener(root, store, session) {
   };
 }
 
-/** The button that opens the dialog, and the dialog. */
-export function createKeysHelp() {
+/** The button that opens the dialog, and the dialog. list: what each key does. */
+export function createKeysHelp(list = LIST) {
   const dialog = h("dialog.dialog", { label: "Keyboard" }, h("h2.title", "Keyboard"),
-    h("dl.keys", Object.entries(LIST).map(([keys, what]) => h("div", h("dt", h("kbd", keys)), h("dd", what)))), button("Close", () => dialog.close()));
+    h("dl.keys", Object.entries(list).map(([keys, what]) => h("div", h("dt", h("kbd", keys)), h("dd", what)))), button("Close", () => dialog.close()));
   return [button("Keys", () => dialog.showModal(), "quiet"), dialog];
 }

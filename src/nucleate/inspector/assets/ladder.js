@@ -9,7 +9,7 @@ const COLUMN = 48; // pixels of the column of a token
 export function createLadder(store, session, api) {
   const { state } = store;
   const table = h("table.ladder");
-  const region = scroller("Stage ladder", table);
+  const region = scroller("Stages of this step", table);
   const detail = h("div.detail");
   const [countBox, count] = choice("Tokens", [["fit", "that fit"], ["40", "40"]], show);
   const [scaleBox, scale] = choice("Bars", ["linear", ["log", "logarithmic"]], show);
@@ -83,7 +83,7 @@ export function createLadder(store, session, api) {
     });
   }
 
-  /** The token that is followed: its way down the ladder, and what can be done with it. */
+  /** The token that is followed: its way down the stages, and what can be done with it. */
   function showDetail() {
     const { view } = state;
     const id = state.focus ?? view.picked?.id;

@@ -23,7 +23,12 @@ export function baseValue(settings, name) {
   if (name in (settings.defaults ?? {})) return settings.defaults[name];
   if (name === "draw") return "gumbel";
   if (name === "order") return "canonical";
-  return settings.stages.flatMap((stage) => stage.parameters).find((p) => p.name === name)?.default ?? null;
+  return allParameters(settings).find((p) => p.name === name)?.default ?? null;
+}
+
+/** The parameters of all stages, and those of none. */
+export function allParameters(settings) {
+  return [...settings.stages.flatMap((stage) => stage.parameters), ...(settings.parameters ?? [])];
 }
 
 export function valueOf(settings, params, name) {

@@ -1,4 +1,4 @@
-// The ladder as a picture of its own: SVG with presentation attributes only, and PNG made from it.
+// The stages as a picture of its own: SVG with presentation attributes only, and PNG made from it.
 import {fixed, integer, percent, svg, visible} from "./dom.js";
 import {barHeight, columnsOf, lastStage, mostOf, removedAt, restOf, titleOf} from "./view.js";
 

@@ -1,12 +1,15 @@
-// What goes in: a prompt as text, or a chat.
-import {button, h, put, uid} from "./dom.js";
+// What goes in: a prompt as text or as token ids, or a chat, which keeps each reply.
+import {button, h, plural, put, uid} from "./dom.js";
+import {same} from "./params.js";
+import {currentRun} from "./state.js";
+import {textOf} from "./text.js";
 
 /** The form for the input, with the button that generates. */
 export function createPrompt(store, session, api) {
   const { state } = store;
   const write = (patch) => store.set({ input: { ...state.input, ...patch } });
   const id = uid();
-  const text = h("textarea.input.text", { id, rows: 1, placeholder: "Text to continue", key: "prompt", oninput: () => write({ prompt: text.value }) });
+  const text = h("textarea.input.text", { id, rows: 1, key: "prompt", oninput: () => write({ prompt: text.value }) });
   const messages = h("ol.messages", { label: "Messages" });
 
   function messageRow(message, i) {
@@ -32,21 +35,41 @@ export function createPrompt(store, session, api) {
 
   const chat = h("div.chat", messages, button("Add message", addMessage, "small"));
   const modes = h("div.segments", { role: "group", label: "Kind of input", hidden: !state.settings.model.chat },
-    button("Text", () => setMessages(null), "segment"), button("Chat", () => setMessages([{ role: "user", content: state.input.prompt }]), "segment"));
+    button("Text", () => setMessages(null), "segment"), button("Chat", () => setMessages([{ role: "user", content: text.value }]), "segment"));
   const go = h("button.button.primary", { type: "submit", title: "Ctrl + Enter" }, "Generate");
   const stop = button("Stop", () => session.stop(), "", { title: "Escape" });
-  const isReady = () => (state.input.messages ? state.input.messages.some(({ content }) => content.trim()) : state.input.prompt);
+  const isReady = () => (state.input.messages ? asked().length : state.input.prompt.length);
   function onsubmit(event) {
     event.preventDefault();
-    if (isReady()) session.generate({ input: { ...state.input }, params: state.params });
+    const messages = state.input.messages && asked();
+    if (isReady()) session.generate({ input: { ...state.input, messages }, params: state.params });
   }
 
+  /** The messages of a request: without empty ones at the end, and then without a reply that is generated again. */
+  function asked() {
+    const sent = state.input.messages.slice(0, 1 + state.input.messages.findLastIndex(({ content }) => content.trim()));
+    while (sent.at(-1)?.reply) sent.pop();
+    return sent.map(({ role, content }) => ({ role, content }));
+  }
+
+  /** Add the reply to the messages, and an empty one for what comes next. */
+  function keepReply() {
+    const run = currentRun(state);
+    if (!run?.end || run.parent || !state.input.messages || !same(run.input?.messages, asked())) return;
+    setMessages([...run.input.messages, { role: "assistant", content: textOf(run), reply: true }, { role: "user", content: "" }]);
+  }
+
+  let generated = false;
   function show() {
     const isChat = Boolean(state.input.messages);
+    if (generated && !state.generating) keepReply();
+    generated = state.generating;
     text.hidden = isChat;
     chat.hidden = !isChat;
     for (const item of modes.children) item.setAttribute("aria-pressed", String((item.textContent === "Chat") === isChat));
-    if (document.activeElement !== text) text.value = state.input.prompt;
+    const ids = Array.isArray(state.input.prompt);
+    if (document.activeElement !== text) text.value = ids ? "" : state.input.prompt;
+    text.placeholder = ids ? `${plural(state.input.prompt.length, "token")}, as they were given. Or text to continue` : "Text to continue";
     go.disabled = !isReady();
     go.hidden = state.generating;
     stop.hidden = !state.generating;

@@ -30,6 +30,7 @@ export function createRibbon(store, session) {
   const widths = new Map();
   const drawn = new Map(); // line -> element
   let run = null;
+  let followed = false; // whether the box scrolled with the tokens
   let layout = new LineLayout(0, () => 0);
 
   function widthOf(text) {
@@ -44,6 +45,7 @@ export function createRibbon(store, session) {
   /** Lay out the run from its beginning. */
   function restart() {
     run = currentRun(state);
+    followed = false;
     const { fontSize, fontFamily } = getComputedStyle(box);
     pen.font = `${fontSize} ${fontFamily}`;
     widths.clear();
@@ -61,7 +63,10 @@ export function createRibbon(store, session) {
     for (let i = layout.items.length - run.start.prompt.length; i < run.tokens.length; i += 1) add(run.tokens[i], false);
     lines.style.setProperty("height", `${layout.count * LINE}px`);
     for (const at of [...drawn.keys()]) if (at >= line) forget(at);
-    if (follows) box.scrollTop = box.scrollHeight;
+    if (follows) {
+      box.scrollTop = box.scrollHeight;
+      followed = true;
+    }
     draw();
   }
 
@@ -163,7 +168,8 @@ export function createRibbon(store, session) {
       restart();
     } else if (keys.has("tokens")) append();
     if (keys.has("metric") || keys.has("generating")) redraw();
-    if (other || keys.has("step")) showChosen();
+    if (other && state.generating && !run?.parent && state.runs.size > 1) box.scrollIntoView({ block: "nearest" }); // on a phone, the button is far away
+    if (other || keys.has("step") || (followed && keys.has("generating") && !state.generating)) showChosen();
   });
   return box;
 }

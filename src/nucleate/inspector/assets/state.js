@@ -14,7 +14,7 @@ export function initialState() {
     editing: "A",
     view: null, // the trace of the step under settings A
     viewB: null,
-    focus: null, // id of the token that is followed down the ladder
+    focus: null, // id of the token that is followed down the stages
     tab: "stages",
     generating: false,
     status: "", // for the live region

@@ -52,6 +52,6 @@ export function createTree(store, session, api) {
   store.onFrame(["runs", "run", "tokens"], () => keepFocus(list, () => put(list, treeOf(state.runs).map(item))));
   store.on(["run", "step", "generating", "tokens"], showEditor);
   return h("div",
-    h("p.help", "Choose a token in the ladder and go on with it, or edit the text from this step on. A branch keeps the seed, so that only the change makes a difference."),
+    h("p.help", "Choose a token in the stages and go on with it, or edit the text from this step on. A branch keeps the seed, so that only the change makes a difference."),
     editor, h("h3.subtitle", "Outputs and branches"), list);
 }
