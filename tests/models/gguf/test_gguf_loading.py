@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shutil
@@ -41,6 +42,33 @@ def test_files_folders_and_their_defaults(files: dict[str, Path], tmp_path: Path
     shutil.copy(files["f32"], tmp_path / "two.gguf")
     with pytest.raises(ModelError, match=r"has several GGUF models; choose a file: one.gguf, two.gguf"):
         nc.LLM(tmp_path)
+
+
+def test_a_chat_template_beside_a_file_without_one(files: dict[str, Path], tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(EMBEDDED, source)
+    config = json.loads((source / "tokenizer_config.json").read_text("utf-8"))
+    own = config.pop("chat_template")
+    (source / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    (tmp_path / "bare").mkdir()
+    bare, options = tmp_path / "bare" / "bare.gguf", {"gguf_options": {"n_threads": 1}}
+    write_gguf().write(source, bare, "f32")
+    assert nc.LLM(bare, **options).tokenizer.chat_template is None
+    (bare.parent / "tokenizer").mkdir()
+    (bare.parent / "tokenizer" / "tokenizer_config.json").write_text(json.dumps({"chat_template": own}), "utf-8")
+    found = nc.LLM(bare, **options)
+    assert found.tokenizer.chat_template == own
+    chat = [{"role": "user", "content": "Tell me a story."}]
+    assert found.chat(chat, PARAMS).prompt == nc.LLM(files["f32"], **options).chat(chat, PARAMS).prompt
+    (bare.parent / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert nc.LLM(bare, **options).tokenizer.chat_template == "{{ messages[0].content }}"
+    shutil.copy(files["f32"], bare)  # with a template in the file
+    assert nc.LLM(bare, **options).tokenizer.chat_template == own
+    write_gguf().write(source, bare, "f32")
+    (bare.parent / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"cannot read the chat template beside bare\.gguf: .*not UTF-8"):
+        nc.LLM(bare, **options)
+    assert nc.LLM(bare, chat_template="plain", **options).chat(chat, PARAMS).prompt.endswith("Assistant:\n")
 
 
 def test_split_models(files: dict[str, Path], tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 
 MAGIC = b"GGUF"
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+"""Files beside a model that may have its chat template."""
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _HUB_FILE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<quantisation>[\w.-]+)")
 
@@ -90,7 +92,7 @@ def _downloaded(repository: str, quantisation: str, revision: str | None) -> Pat
         available = [Path(one).name for one in _models(one for one in listed if one.endswith(".gguf"))]
         has = f"it has {', '.join(available[:20])}" if available else "it has no GGUF files"
         raise ModelError(f"{repository} has no GGUF model {quantisation!r}; {has}")
-    parts = [one for one in listed if one == matching[0] or _same_model(one, matching[0])]
+    parts = [one for one in listed if one == matching[0] or _same_model(one, matching[0]) or one in TEMPLATE_FILES]
     try:
         folder = huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=parts)
     except Exception as error:
