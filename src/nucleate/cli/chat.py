@@ -18,7 +18,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +90,8 @@ class InputLines:
     """
 
     def __init__(self, interactive: bool) -> None:
-        self.interactive, self._readline = interactive, None
+        self.interactive = interactive
+        self._readline: Any = None
         if interactive:
             with contextlib.suppress(ImportError):  # not on Windows: there, input() has the editing of the console
                 self._readline = importlib.import_module("readline")
@@ -136,7 +137,6 @@ class InputLines:
 
     def edit(self, text: str) -> str:
         """Return a text after the user has changed it. Raises EOFError, KeyboardInterrupt."""
-        assert self._readline is not None
         self._readline.set_startup_hook(lambda: self._readline.insert_text(text))
         try:
             return self._message()
@@ -168,7 +168,6 @@ class InputLines:
 
     def _complete(self, text: str, state: int) -> str | None:
         """Return one of the completions of the word at the cursor: commands, parameters, files."""
-        assert self._readline is not None
         command, *rest = self._readline.get_line_buffer().lstrip().split(" ")
         found: Iterable[str] = ()
         if not rest and command.startswith("/"):
@@ -218,33 +217,23 @@ class ChatSession:
         return 0
 
     def run_command(self, command: str, rest: str) -> int:
-        match command:
-            case "set":
-                self.set(*(rest.split(maxsplit=1) or [""]))
-            case "seed":
-                self.set("seed", rest)
-            case "show":
-                self.show()
-            case "system":
-                self.start(rest or None)
-            case "new":
-                self.start(self.system)
-            case "retry":
-                return self.reply(self._until_last_message("retry"))
-            case "edit":
-                return self.edit(rest)
-            case "probs":
-                return self.show_probabilities(rest)
-            case "save":
-                self.save(rest)
-            case "load":
-                self.load(rest)
-            case "help":
-                width = max(map(len, COMMANDS)) + 1
-                print("\n".join(f"/{usage:<{width}} {text}" for usage, text in COMMANDS.items()))
-            case _:
-                raise ParameterError("command", f"unknown command /{command}; type /help for a list")
-        return 0
+        """Run a command; its methods return None, or the exit status of a reply."""
+        commands: Mapping[str, Callable[[str], int | None]] = {
+            "set": lambda rest: self.set(*(rest.split(maxsplit=1) or [""])),
+            "seed": lambda rest: self.set("seed", rest),
+            "show": lambda _: self.show(),
+            "system": lambda rest: self.start(rest or None),
+            "new": lambda _: self.start(self.system),
+            "retry": lambda _: self.reply(self._until_last_message("retry")),
+            "edit": self.edit,
+            "probs": self.show_probabilities,
+            "save": self.save,
+            "load": self.load,
+            "help": lambda _: show_help(),
+        }
+        if command not in commands:
+            raise ParameterError("command", f"unknown command /{command}; type /help for a list")
+        return commands[command](rest) or 0
 
     def set(self, name: str, value: str = "") -> None:
         """Set a parameter; without a value, restore the model's recommendation."""
@@ -354,6 +343,11 @@ class ChatSession:
         self.params, self.messages, self.last_seed, self.replies = params, messages, None, 0
         self.system = next((one["content"] for one in messages[:1] if one["role"] == "system"), None)
         print(f"loaded {len(messages)} messages from {file}", file=sys.stderr)
+
+
+def show_help() -> None:
+    width = max(map(len, COMMANDS)) + 1
+    print("\n".join(f"/{usage:<{width}} {text}" for usage, text in COMMANDS.items()))
 
 
 def interruptible(chunks: Iterable[CompletionChunk]) -> Iterator[CompletionChunk]:
