@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import select
+import struct
 import subprocess
 import sys
 import termios
@@ -21,6 +22,7 @@ class PtyProgram:
 
     def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self.screen, inside = pty.openpty()
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
         own = lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal to the program
         self.process = subprocess.Popen(
             [sys.executable, "-m", "nucleate", *arguments],

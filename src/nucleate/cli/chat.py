@@ -20,7 +20,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
@@ -98,7 +98,7 @@ class InputLines:
         base = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
         self._file = Path(base) / "nucleate" / "chat_history"
 
-    def __enter__(self) -> InputLines:
+    def __enter__(self) -> Self:
         if (readline := self._readline) is not None:
             with contextlib.suppress(OSError):  # no history
                 readline.read_history_file(self._file)

@@ -26,6 +26,8 @@ COMMANDS = {
     "batch": "Process a JSONL file of requests.",
     "compare": "Compare sampling settings over prompts and seeds.",
     "detect": "Look for a watermark in a text.",
+    "list": "List the models on this machine.",
+    "pull": "Download a model from the Hugging Face hub.",
     "info": "Print what is inside a model.",
     "inspect": "Show what each sampling stage does to the next token of a prompt.",
     "bench": "Measure the time to sample a token on this machine.",
