@@ -1,4 +1,4 @@
-"""``nucleate list`` and ``nucleate pull``, with a hub on this machine; the names that they print are those of --model."""
+"""``nucleate list`` and ``nucleate pull`` with a hub on this machine; the names that they print are those of -m."""
 
 from __future__ import annotations
 

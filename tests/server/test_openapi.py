@@ -90,6 +90,7 @@ def test_every_route_documents_its_responses() -> None:
         "/version",
         "/metrics",
         "/openapi.json",
+        "/api/ps",
         "/api/tags",
         "/api/version",
     )
@@ -97,6 +98,7 @@ def test_every_route_documents_its_responses() -> None:
         **dict.fromkeys((f"post {path}" for path in posted), body),
         **dict.fromkeys((f"get {path}" for path in read), plain),
         **dict.fromkeys(("get /health", "get /ping", "post /ping"), probe),
+        "post /api/pull": sorted([*body, "403", "502"]),
         "get /docs": ["200", "500"],
         "get /v1/models/{model}": ["200", "401", "404", "500"],
     }

@@ -41,6 +41,7 @@ CONFIGURABLE = frozenset({"serve"})
 SHORT: Mapping[str, str] = {
     "--model": "Folder, GGUF file or hub id (default: bundled).",
     "PROMPT": "Text to continue; - reads stdin.",
+    "--chat-template": "Chat format or Jinja file (default: the model's).",
     "OUTPUT": "Output file to append records to; - is stdout.",
     "--max-tokens": "Maximum tokens per output.",
     "--temperature": "Sampling temperature; 0 is greedy.",

@@ -45,7 +45,7 @@ def stored_models() -> list[StoredModel]:
 
     Folders that cannot be read are left out.
     """
-    found = [StoredModel(BUNDLED_MODEL, "embedded", EMBEDDED, _weights_size(EMBEDDED))]
+    found = [StoredModel(BUNDLED_MODEL, "embedded", EMBEDDED, weights_size(EMBEDDED))]
     known = {BUNDLED_MODEL}
     for root in model_folders():
         for one in sorted(_in_folder(root, root, MAX_DEPTH), key=lambda one: one.name):
@@ -99,11 +99,12 @@ def _of_repository(name: str, folder: Path) -> Iterator[StoredModel]:
 
 def _of_folder(name: str, folder: Path) -> Iterator[StoredModel]:
     """The model of a folder with a config.json and weights."""
-    if (folder / "config.json").is_file() and (size := _weights_size(folder)):
+    if (folder / "config.json").is_file() and (size := weights_size(folder)):
         yield StoredModel(name, "OpenVINO" if is_openvino(folder) else "folder", folder, size)
 
 
-def _weights_size(folder: Path) -> int:
+def weights_size(folder: Path) -> int:
+    """Bytes of the weights in a folder, in safetensors or for OpenVINO."""
     patterns = (WEIGHTS, *OPENVINO_FILES)
     return sum(file.stat().st_size for pattern in patterns for file in folder.glob(pattern) if file.is_file())
 
@@ -121,16 +122,19 @@ def _short_name(file: str, files: list[str]) -> str:
     return short if matching(files, short) == [file] else stem
 
 
-def pull(model: str, revision: str | None = None) -> StoredModel:
+def pull(model: str, revision: str | None = None, *, progress: bool = True) -> StoredModel:
     """Download a model from the Hugging Face hub, unless it is cached, and check the sums of its files.
 
     model: ``owner/name``, or ``owner/name:FILE`` with a GGUF file or its quantisation, such as Q4_K_M. Of a repository
-    with several GGUF files, that with Q4_K_M is the default. revision: a branch, tag or commit. A download that was
-    interrupted goes on where it ended; files with a wrong sum are deleted. Raises ModelError, ParameterError.
+    with several GGUF files, that with Q4_K_M is the default. revision: a branch, tag or commit. progress: show
+    progress bars on stderr. A download that was interrupted goes on where it ended; files with a wrong sum are deleted.
+    Raises ModelError, ParameterError.
     """
     name, file = read_hub_name(model)
     import huggingface_hub
 
+    if not progress:
+        huggingface_hub.utils.disable_progress_bars()
     files = _files(name, revision)
     listed = [*files]
     weights = [one for one in listed if one.endswith(".safetensors") or one in OPENVINO_FILES]

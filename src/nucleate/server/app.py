@@ -41,7 +41,7 @@ from nucleate.server.service import Service
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 
 APIS: Sequence[ChatAPI] = (RESPONSES, MESSAGES, CHAT_API, GENERATE_API)
-OPEN_ROUTES = frozenset({"health", "ping", "docs", "docs/{file}", "inspector", "inspector/{file}"})
+OPEN_ROUTES = frozenset({"alive", "health", "ping", "docs", "docs/{file}", "inspector", "inspector/{file}"})
 """Names of the routes that need no API key: the pages are the same for everybody, what they show is not."""
 
 
@@ -64,7 +64,10 @@ def application(
     metrics = Metrics(service.name, lambda: service.engine.stats)
     info = InfoRoutes(service, metrics, bool(keys), root_path)
     generation = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in ENDPOINTS}
-    others = {api.url: ("POST", GenerationEndpoint(api.url, service, metrics, api)) for api in APIS}
+    ollama = OllamaRoutes(service)
+    endpoints = {api.url: GenerationEndpoint(api.url, service, metrics, api) for api in APIS}
+    loading = (CHAT_API.url, GENERATE_API.url)
+    others = {url: ("POST", ollama.with_loading(one) if url in loading else one) for url, one in endpoints.items()}
     handlers: dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]] = {
         **generation,
         **others,
@@ -81,13 +84,15 @@ def application(
         "/metrics": ("GET", info.metrics),
         "/openapi.json": ("GET", partial(reply_with, lambda: info.document)),
         **page_routes("/docs", "The API page", page_files("nucleate.server", "api_page").get),
-        **OllamaRoutes(service).routes(),
+        **ollama.routes(),
         **InspectorRoutes(service, metrics, needs_key=bool(keys)).routes(),
     }
     routes = [
         Route(path, Handler(handler), methods=method.split(), name=path.strip("/"))
         for path, (method, handler) in handlers.items()
     ]
+    alive = Handler(lambda context: context.reply(200, b"", content_type="text/plain"))
+    routes.append(Route("/", alive, methods=["HEAD"], name="alive"))  # how Ollama's clients look for a server
     router = Router(routes, redirect_slashes=False, lifespan=lambda _: service.running())
     app: ASGIApp = APIKeyMiddleware(router, router, keys, OPEN_ROUTES) if keys else router
     app = app if ANY in hosts else HostMiddleware(app, hosts, origins)

@@ -142,13 +142,15 @@ class ServiceOptions:
     """What the operator decides about requests, besides the limits.
 
     aliases: further names of the model. root: the name under which the model was loaded. ignore_unknown_fields: report
-    unknown fields of a body instead of rejecting it. allow_priority: requests may set ``priority``.
+    unknown fields of a body instead of rejecting it. allow_priority: requests may set ``priority``. allow_pull: clients
+    may download models from the Hugging Face hub to the cache.
     """
 
     aliases: Sequence[str] = ()
     root: str | None = None
     ignore_unknown_fields: bool = False
     allow_priority: bool = False
+    allow_pull: bool = False
 
 
 @with_suggestions
