@@ -103,7 +103,7 @@ def test_every_route_documents_its_responses() -> None:
         "get /v1/models/{model}": ["200", "401", "404", "500"],
     }
     operations = [operation for methods in made["paths"].values() for operation in methods.values()]
-    assert len({operation["summary"] for operation in operations}) == len(operations) == 23
+    assert len({operation["summary"] for operation in operations}) == len(operations) == 25
 
 
 def test_a_key_is_required_if_keys_are_set() -> None:
