@@ -30,7 +30,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
-PACKAGES := sed -n -e 's/^Collecting \([^ ;(<>=!~\[]*\).*/  found \1/p' -e 's/^Installing collected packages.*/  installing them .../p'
+PACKAGES := awk '/^ *(Collecting|Processing) /{print "  " $$2; fflush()} /^Installing collected/{print "  installing them ..."; fflush()}'
 STORY := $(BIN)/nucleate generate --echo --repetition-penalty 1.1 --seed 7 --max-tokens 200 "Once upon a time"
 PARALLEL := -n 2 --dist worksteal
 LLAMA_CPP := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -32,6 +33,7 @@ class FakeHub:
         return {"HF_ENDPOINT": self.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
+@lru_cache(maxsize=32)
 def _sum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 

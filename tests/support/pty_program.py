@@ -40,8 +40,16 @@ class PtyProgram:
         """Return what was printed before the text."""
         deadline = time.monotonic() + seconds
         while text not in self.unread:
-            assert select.select([self.screen], [], [], max(0.0, deadline - time.monotonic()))[0], self.unread
-            self.unread += os.read(self.screen, 4096).decode(errors="replace")
+            waiting = select.select([self.screen], [], [], max(0.0, deadline - time.monotonic()))[0]
+            try:
+                data = os.read(self.screen, 4096) if waiting else b""
+            except OSError:  # the program has ended
+                data = b""
+            if not data:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(f"{text!r} is not in {self.unread!r}")
+            self.unread += data.decode(errors="replace")
         before, _, self.unread = self.unread.partition(text)
         return before
 

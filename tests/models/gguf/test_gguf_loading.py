@@ -248,8 +248,17 @@ def test_names_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files
         raise OSError("offline mode is enabled\nset HF_HUB_OFFLINE=0")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", offline)
-    assert find_gguf("owner/name:Q4_K_M") == tmp_path / "tiny-Q4_K_M.gguf"
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    cache = tmp_path / "cache" / "models--owner--name"
+    for revision, commit in (("main", "a" * 40), ("v1", "b" * 40)):
+        (cache / "snapshots" / commit).mkdir(parents=True)
+        (cache / "refs").mkdir(exist_ok=True)
+        (cache / "refs" / revision).write_text(commit)
+        shutil.copy(files["f32"], cache / "snapshots" / commit / f"tiny-Q4_K_M-{revision}.gguf")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    for name, given, commit in (("main", None, "a"), ("v1", "v1", "b"), ("v1", "b" * 40, "b")):
+        found = find_gguf(f"owner/name:Q4_K_M-{name}", given)
+        assert found == cache / "snapshots" / (commit * 40) / f"tiny-Q4_K_M-{name}.gguf"
     with pytest.raises(
         ModelError, match=r"owner/name:Q4_K_M is not cached, and the hub failed: offline mode is enabled$"
     ):

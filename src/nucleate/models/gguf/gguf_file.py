@@ -130,14 +130,21 @@ def hub_files(repository: str, listed: list[str], quantisation: str) -> list[str
 
 
 def _cached(repository: str, quantisation: str, revision: str | None, cause: Exception) -> Path:
-    """The file in the local cache, if the hub cannot be reached."""
+    """The file in the local cache, if the hub cannot be reached.
+
+    ``snapshot_download`` without the hub rejects a repository of which only some files were downloaded.
+    """
     import huggingface_hub
 
     try:
-        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision, local_files_only=True))
-        files = matching([str(one.relative_to(folder)) for one in folder.rglob("*.gguf")], quantisation)
+        cached = huggingface_hub.scan_cache_dir().repos
     except Exception:  # noqa: BLE001  # as above
-        files = []
+        cached = frozenset()
+    folder, files = Path(), list[str]()
+    for one in (one for found in cached if found.repo_id == repository for one in found.revisions):
+        if (revision or "main") in (*one.refs, one.commit_hash):
+            folder = Path(one.snapshot_path)
+            files = matching([str(file.relative_to(folder)) for file in folder.rglob("*.gguf")], quantisation)
     if not files:
         at = "" if revision is None else f" at revision {revision!r:.80}"
         raise ModelError(
