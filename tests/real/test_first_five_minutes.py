@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ QUESTION = {"messages": [{"role": "user", "content": "What is the capital of Fra
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a user who has pulled the model. The hub is gone then."""
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (make setup-gguf)")
     data = Path(present(real_models.GGUF)).read_bytes()
@@ -38,7 +37,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         terminal.expect(f"nucleate chat -m {NAME}")
         assert terminal.end() == 0
         assert not any("F16" in request for request in hub.requests)
-    yield {**environment, "HF_HUB_OFFLINE": "1"}
+    return {**environment, "HF_HUB_OFFLINE": "1"}
 
 
 def test_list_names_the_model(home: dict[str, str]) -> None:

@@ -324,8 +324,9 @@ async def test_pull(app: Any, service: Any, monkeypatch: pytest.MonkeyPatch) -> 
     service.options = replace(service.options, allow_pull=True)
     assert (await ask(app, "/api/pull", {"model": "no name"})).status == 400
     call = begin(app, "/api/pull", {"model": "a/b:Q4"})
-    while not begun.is_set() or b"pulling a/b" not in call.data:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while not begun.is_set() or b"pulling a/b" not in call.data:  # noqa: ASYNC110  # set by a thread
+            await asyncio.sleep(0.01)
     assert (await ask(app, "/api/pull", {"model": "c/d"})).status == 503  # one at a time
     go_on.set()
     await asyncio.wait_for(call.task, 60)
