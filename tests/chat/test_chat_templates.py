@@ -100,6 +100,16 @@ def test_a_request_keeps_its_stop_strings_and_ignore_eos(llm: nc.LLM) -> None:
     assert llm.generate("x", **values)[0].outputs[0].text == "One\nUser: two"  # no chat
 
 
+def test_speculation_and_several_outputs_end_there_too(llm: nc.LLM) -> None:
+    llm.use_chat_template("plain")
+    drafting = nc.LLM(speculative_config="ngram", chat_template="plain")
+    values: dict[str, Any] = {"max_tokens": 60, "seed": 3, "n": 3, "temperature": 0.9}
+    texts = [output.text for output in llm.chat(CHAT, **values).outputs]
+    assert [output.text for output in drafting.chat(CHAT, **values).outputs] == texts
+    values |= {"structured_outputs": {"regex": r"(One two three\. ){4}\n\nUser:\nx"}, "n": 1}
+    assert drafting.chat(CHAT, **values).outputs[0].text == "One two three. " * 4
+
+
 def test_an_end_that_is_a_special_token_counts_as_eos(llm: nc.LLM, tmp_path: Path) -> None:
     file = tmp_path / "user.jinja"
     file.write_text("{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>")

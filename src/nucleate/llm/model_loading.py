@@ -34,7 +34,7 @@ def model_tokenizer(
     elif (vocabulary := getattr(model, "vocabulary", None)) is not None:
         template = getattr(model, "chat_template", None)
         if template is None and needs_template and source.folder is not None:
-            template = _template_beside(source.folder)
+            template = template_beside(source.folder)
         tokenizer = VocabularyTokenizer(vocabulary, template, model)
     else:
         tokenizer = given_tokenizer(source.folder)
@@ -47,7 +47,7 @@ def model_tokenizer(
     return tokenizer
 
 
-def _template_beside(file: Path) -> str | None:
+def template_beside(file: Path) -> str | None:
     """The chat template in the folder of a GGUF file, or in its folder ``tokenizer``. Raises ModelError."""
     try:
         found = [read_template(folder) for folder in (file.parent, file.parent / "tokenizer")]

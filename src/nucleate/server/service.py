@@ -372,6 +372,7 @@ def system_fingerprint(llm: LLM, defaults: SamplingParams, *, batch_invariant: b
         *(str(getattr(model, name, None)) for name in ("dtype", "device")),
         None if speculation is None or speculation.acceptance_rule == "coupled" else repr(speculation),
         repr(llm.watermark),
+        llm.tokenizer.chat_template,
         defaults.to_json(),
         _processor(),
         [version(package) for package in PACKAGES.get(model.runtime.partition(" ")[0], ())],
