@@ -44,7 +44,7 @@ def hub() -> Iterator[FakeHub]:
 
 
 def nucleate(hub: FakeHub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **hub.environment, "HF_HOME": str(home)}
+    environment = {**os.environ, **hub.environment, "HF_HOME": str(home), "HF_TOKEN": "hf_secret"}
     command = [sys.executable, "-m", "nucleate", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
@@ -163,7 +163,8 @@ def test_pull_resumes_and_checks_the_sum(hub: FakeHub, tmp_path: Path) -> None:
     hub.requests.clear()
     done = nucleate(hub, tmp_path / "1", "pull", "me/large")
     assert "me/large:Q4_0: GGUF, 25.6 MB, checksums verified" in done.stdout, done.stderr
-    assert any(one.endswith("m-Q4_0.gguf from 10485760") for one in hub.requests)
+    assert any(one.endswith("storage/me/large/m-Q4_0.gguf from 10485760") for one in hub.requests)
+    assert not hub.leaked
     hub.corrupt = True
     done = nucleate(hub, tmp_path / "2", "pull", "me/large")
     assert (done.returncode, done.stdout) == (1, "")

@@ -25,6 +25,7 @@ class FakeHub:
         self.repositories, self.requests = repositories, list[str]()
         self.cut_after: int | None = None
         self.corrupt = False
+        self.leaked = False  #: whether the other host, which has large files, got the token of a client
         self.url = ""
 
     @property
@@ -66,6 +67,9 @@ def fake_hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHu
                 self.api(match[1], match[3])
             elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
                 self.file(match[1], match[3], body=body)
+            elif match := re.fullmatch(r"/storage/([^/]+/[^/]+)/(.+)", path):
+                hub.leaked |= "Authorization" in self.headers
+                self.file(match[1], match[2], body=body, stored=True)
             else:
                 self.reply(404, b"{}")
 
@@ -86,13 +90,19 @@ def fake_hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHu
                 entry["lfs"] = {"oid": _sum(data), "size": len(data), "pointerSize": 130}
             return entry
 
-        def file(self, name: str, path: str, *, body: bool) -> None:
+        def file(self, name: str, path: str, *, body: bool, stored: bool = False) -> None:
+            """A small file, or the address of a large one at another host; stored: at that host."""
             data = hub.repositories.get(name, {}).get(path)
             if data is None:
                 self.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
                 return
             large = len(data) > 10_000
             headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{_sum(data) if large else _git_sum(data)}"'}
+            if large and not stored:
+                where = f"http://localhost:{server.server_port}/storage/{name}/{path}"
+                linked = {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(data)), "Location": where}
+                self.reply(302, b"", {**headers, **linked})
+                return
             start, status, whole = 0, 200, data
             if (given := self.headers.get("Range")) and (match := re.fullmatch(r"bytes=(\d+)-(\d*)", given)):
                 start, status = int(match[1]), 206

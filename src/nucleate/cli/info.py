@@ -66,7 +66,7 @@ def _gguf_facts(path: Path, *, metadata: bool) -> dict[str, Any]:
         "tokenizer": f"{model.metadata.get('tokenizer.ggml.model', 'none')}, {model.vocab_size} tokens",
         "special_tokens": ", ".join(f"{role}={text}" for role, text in vocabulary.special_tokens.items()) or "none",
         "ends": ", ".join(vocabulary.text(token) for token in sorted(vocabulary.eos_token_ids)) or "none",
-        "chat_template": _template(model.chat_template) if model.chat_template else _template(beside, " (in its folder)"),
+        "chat_template": _template(model.chat_template or beside, "" if model.chat_template else " (in its folder)"),
         "sampling": _sampling(recommended(model.metadata)),
     }
     return {**facts, "metadata": dict(model.metadata)} if metadata else facts
