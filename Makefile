@@ -1,4 +1,4 @@
-# make demo              generate a story with the embedded model (the first run creates .venv and installs nucleate)
+# make demo              generate a story with the embedded model (the first run creates .venv, installs nucleate and compiles its kernels)
 # make setup             create .venv with all development dependencies
 # make setup-gguf        also llama-cpp-python, for GGUF models and their tests: builds llama.cpp in four minutes
 # make setup-triton      also the oldest and the newest Triton, each in its folder, for the test that compiles the GPU kernels
@@ -33,6 +33,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
+PACKAGES := awk '/^ *(Collecting|Processing) /{print "  " $$2; fflush()} /^Installing collected/{print "  installing them ..."; fflush()}'
+STORY := $(BIN)/nucleate generate --echo --repetition-penalty 1.1 --seed 7 --max-tokens 200 "Once upon a time"
 PARALLEL := -n 2 --dist worksteal
 LLAMA_CPP := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
 ifeq ($(shell uname -m),x86_64)  # GCC 12 compiles llama.cpp's use of AMX wrongly: it crashes at the first product
@@ -46,12 +48,14 @@ unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without 
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
+	@echo "creating the virtual environment .venv ..."
 	@$(PYTHON) -m venv .venv
 	@touch $@
 
 .venv/demo: .venv/python $(SOURCES)
-	@echo "installing nucleate into .venv ..."
-	@$(PIP) -e .
+	@echo "installing nucleate and the packages that it needs into .venv: a minute or two; no GPU and no model download ..."
+	@{ $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt -e . 2>&1; echo "exit $$?"; } | tee .venv/demo.log | $(PACKAGES)
+	@tail -n 1 .venv/demo.log | grep -q '^exit 0$$' || { tail -n 20 .venv/demo.log; exit 1; }
 	@touch $@
 
 .venv/dev: .venv/python $(SOURCES)
@@ -62,7 +66,15 @@ unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without 
 setup: .venv/dev
 
 demo: .venv/demo
-	@$(BIN)/nucleate generate --echo --repetition-penalty 1.1 "Once upon a time"
+	@echo "a story by the embedded model, on the CPU:"
+	@echo
+	@$(STORY)
+	@echo
+	@echo "compiling the CPU kernels, once: half a minute or less; until then, NumPy samples the same tokens ..."
+	@$(BIN)/nucleate warm
+	@echo "the same story again, by its seed, with the kernels:"
+	@$(STORY) > /dev/null
+	@echo "next: . .venv/bin/activate, then nucleate chat, nucleate serve, or nucleate inspect --web"
 
 .venv/gguf: .venv/dev
 	@echo "building llama.cpp, once: about four minutes ..."

@@ -59,7 +59,7 @@ ONLY_IN = {
     "transformers": {"models/transformers", "integrations/transformers.py"},
     "llm": {"integrations/llm_plugin.py"},
     "pydantic": {"integrations/llm_plugin.py"},
-    "huggingface_hub": {"models/loader.py", "models/gguf/gguf_file.py"},
+    "huggingface_hub": {"models/loader.py", "models/gguf/gguf_file.py", "models/model_store.py"},
     "llama_cpp": {"models/gguf/llama_library.py", "integrations/llama_cpp.py"},
     "vllm": {"integrations/vllm.py"},
     "sglang": {"integrations/sglang.py"},

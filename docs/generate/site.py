@@ -71,9 +71,20 @@ FRONT = """\
 # nucleate
 
 nucleate is {about}: penalties, temperature, truncation, sampling, stop criteria and detokenization, as a library, a
-command line and an OpenAI-compatible server. A small model is bundled.
+command line and an OpenAI-compatible server. A small model is bundled. This is version {version}
+([changes](project/changelog.md)); it needs Python 3.11 to 3.13 on Linux.
 
 ![One step: the probabilities of some tokens after each sampling stage, and the text]({picture})
+
+## Install
+
+In a copy of [the repository](https://github.com/nucleate/nucleate), as nucleate is on no package index yet:
+
+```sh
+make demo                  # a virtual environment with nucleate, and a first story; no GPU and no model download
+. .venv/bin/activate
+nucleate chat              # or: nucleate chat -m model.gguf
+```
 
 ```python
 import nucleate as nc
@@ -82,6 +93,17 @@ llm = nc.LLM()  # the bundled model
 [completion] = llm.generate("Once upon a time", temperature=0.8, min_p=0.05, seed=1, max_tokens=60)
 print(completion.text)
 ```
+
+## Three doors
+
+- **Run a model.** [A first story in 60 seconds](tutorials/first_story.md), then [which model, which
+  runtime](how-to/choose_a_runtime.md): bundled, GGUF, OpenVINO, Transformers.
+- **Serve it.** [Serve a model](tutorials/serve_a_model.md) to the clients of OpenAI, Anthropic and Ollama, then
+  [everything about the server](server.md).
+- **Study sampling.** [Sample your own logits](tutorials/sample_your_logits.md), [look into every
+  stage](inspector.md), and [sweep over parameters](compare.md#sweeps).
+
+## All pages
 
 {sections}
 
@@ -96,7 +118,9 @@ def front_page(sections: Sequence[Section], indexes: Sequence[str], picture: str
     """Return the first page: what nucleate is, and the sections. picture: its path in the sources."""
     about = (nc.__doc__ or "").strip().splitlines()[0].removeprefix("nucleate: ").rstrip(".")
     links = [f"- **[{one.heading}]({index}.md)**: {one.about}" for one, index in zip(sections, indexes, strict=True)]
-    return FRONT.format(about=about, picture=picture, sections="\n".join(links), toctree=toctree(indexes))
+    return FRONT.format(
+        about=about, version=nc.__version__, picture=picture, sections="\n".join(links), toctree=toctree(indexes)
+    )
 
 
 def run_sphinx(sources: Path, out: Path, builder: str, names: Sequence[str] = ()) -> list[str]:

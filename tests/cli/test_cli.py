@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
-import pty
 import re
 import resource
-import select
 import signal
 import subprocess
 import sys
-import termios
-import time
 from pathlib import Path
 from typing import Any
 
@@ -298,122 +293,3 @@ def test_stages_prints_aligned_columns_for_names_of_any_length(
     monkeypatch.setattr(stages, "STAGES", {**stages.STAGES, "long": MuchLikelierThanTheAverage})
     assert main(["stages"]) == 0
     assert "\nmuch_likelier_than_the_average floor     Keep some.\n" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_chat_executes_commands_and_replies_to_lines() -> None:
-    lines = [
-        "/set seed 3", "/set temperature 0.5", "/set top_p 7", "/set nothing 1", "/params", "/help", "/regenerate",
-        "/nonsense", "Tell me a story about a fox.", "/regenerate", "/system You are a storyteller.", "Hello!", "/new",
-        "/quit", "never read",
-    ]  # fmt: skip
-    done = nucleate("chat", "--max-tokens", "15", text="\n".join(lines))
-    assert "seed=3" in done.stdout
-    assert "temperature=0.5" in done.stdout
-    assert "/set NAME VALUE" in done.stdout
-    assert "top_p must be a number >= 0 and <= 1" in done.stderr
-    assert "unknown parameter 'nothing'" in done.stderr
-    assert "there is no reply to regenerate" in done.stderr
-    assert "unknown command /nonsense" in done.stderr
-    assert len(re.findall(r"\[\d+ tokens, ", done.stderr)) == 3
-    assert done.returncode == 0  # a usage error is not a failure of the program
-
-
-@pytest.mark.slow
-def test_chat_keeps_the_history_and_drops_the_oldest_when_the_context_is_full() -> None:
-    lines = "\n".join(["Tell me a story about a dog. " * 12] * 12)
-    done = nucleate("chat", "--max-tokens", "60", "--ignore-eos", text=lines)
-    assert done.returncode == 0, done.stderr
-    assert "the oldest messages were removed" in done.stderr
-
-
-@pytest.mark.slow
-def test_an_invalid_or_too_long_message_leaves_the_conversation_unchanged() -> None:
-    def chat(*lines: str) -> subprocess.CompletedProcess[str]:
-        flags = ("--max-tokens", "5", "--temperature", "0")
-        return nucleate("chat", *flags, text="\n".join(lines), errors="surrogateescape")
-
-    good = chat("Tell me a story.", "Who is the fox?")
-    done = chat("Tell me a story.", "caf\udcff", "word " * 2000, "Who is the fox?")
-    assert (done.returncode, done.stdout) == (0, good.stdout)
-    errors = [line for line in done.stderr.splitlines() if line.startswith("nucleate")]
-    assert [error[:26] for error in errors] == ["nucleate: messages: text i", "nucleate: the prompt has 2"]
-    assert "removed" not in done.stderr
-
-
-@pytest.mark.slow
-def test_set_without_a_value_restores_the_default() -> None:
-    changes = "/set stop The end\n/set temperature 2\n/set  ignore_eos  True\n/set max-tokens 9\n/params\n"
-    done = nucleate("chat", text=f"{changes}/set max-tokens\n/set stop\n/set temperature\n/set ignore_eos\n/params")
-    assert (done.returncode, done.stderr) == (0, "")
-    changed, back = done.stdout.splitlines()
-    assert "max_tokens=9, stop=('The end',), ignore_eos=True" in changed
-    assert back == "SamplingParams(temperature=0.7, top_k=50, top_p=0.9)"
-
-
-@pytest.mark.slow
-def test_quit_ignores_the_lines_after_it() -> None:
-    done = nucleate("chat", text="/quit now\n/params\n")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_a_chat_that_reads_a_pipe() -> None:
-    with begun("-m", "nucleate", "chat", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        process.stdin.write("/params\n/params\n")
-        process.stdin.flush()
-        process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-
-
-class Terminal:
-    """A program in its own terminal. ``expect`` reads until a text appears."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.screen, inside = pty.openpty()
-        own = lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal to the program
-        command = [sys.executable, "-m", "nucleate", *arguments]
-        self.process = subprocess.Popen(
-            command,
-            stdin=inside,
-            stdout=inside,
-            stderr=inside,
-            start_new_session=True,
-            preexec_fn=own,  # noqa: PLW1509  # no threads run here
-        )
-        os.close(inside)
-        self.unread = ""
-
-    def expect(self, text: str) -> None:
-        deadline = time.monotonic() + 60
-        while text not in self.unread:
-            assert select.select([self.screen], [], [], max(0.0, deadline - time.monotonic()))[0], self.unread
-            self.unread += os.read(self.screen, 4096).decode()
-        self.unread = self.unread.partition(text)[2]
-
-    def type(self, keys: bytes) -> None:
-        os.write(self.screen, keys)
-
-    def end(self) -> int:
-        try:
-            return self.process.wait(timeout=60)
-        finally:
-            self.process.kill()
-            os.close(self.screen)
-
-
-@pytest.mark.slow
-def test_ctrl_c_in_a_chat_stops_the_reply_but_not_the_program() -> None:
-    terminal = Terminal("chat", "--ignore-eos", "--min-tokens", "900")
-    terminal.expect("> ")
-    terminal.type(b"Tell me a story about a fox.\n")
-    terminal.expect("the ")
-    terminal.type(b"\x03")
-    terminal.expect("interrupted]")
-    terminal.expect("> ")
-    terminal.type(b"/params\n")
-    terminal.expect("min_tokens=900")
-    terminal.expect("> ")
-    terminal.type(b"\x04")
-    assert terminal.end() == 0

@@ -253,6 +253,7 @@ def test_flags_of_the_model_are_arguments_of_llm() -> None:
         "generation_config": "auto",
         "tensor_parallel": 1,
         "batch_invariant": False,
+        "chat_template": None,
         "speculative_config": Speculation("draft", model="d/e"),
     }
     assert flags.model_options(parser.parse_args([]))["revision"] is None

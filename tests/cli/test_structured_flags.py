@@ -186,7 +186,7 @@ def test_set_rejects_an_invalid_constraint(text: str, field: str, words: str) ->
 
 def test_a_terminal_chat_with_structured_output(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     lines = ['/set structured_outputs {"regex": "[0-9]{4}"}', "How many?", '/set structured_outputs {"regex": "("}']
-    lines += ["What now?", "/set structured_outputs", "Yes?", "/set structured_outputs none", "/params"]
+    lines += ["What now?", "/set structured_outputs", "Yes?", "/set structured_outputs none", "/show"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     done = run("chat --choice perhaps --seed 1")
     assert re.fullmatch(r"[0-9]{4}\nperhaps?\n?|[0-9]{4}\n.*\n.*\n", done.out), done.out

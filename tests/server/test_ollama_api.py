@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from served_apps import ask, bundled_app
+from served_apps import ask, begin, bundled_app
 
 import nucleate as nc
+from nucleate.models.protocol import ModelError
 from nucleate.outputs import CompletionChunk, ToolCallDelta, Usage
 from nucleate.parameters.parameter import ParameterError
+from nucleate.server import ollama_api
 from nucleate.server.chat_api import EncoderInput, Timing
 from nucleate.server.ollama_api import CHAT_API, CHAT_LINES, GENERATE_API, IGNORED_OPTIONS
 from nucleate.server.openai.endpoints import CHAT, LONG_NAMES_CHAT, TEXT
@@ -121,7 +126,7 @@ REJECTED: list[tuple[dict[str, Any], str, str]] = [
     *(
         (given, next(iter(given)), message)
         for given, message in [
-            ({"messages": None}, "messages must be a list"),
+            ({"messages": "x"}, "messages must be a list"),
             ({"messages": [7]}, r"messages\[0\] must be an object"),
             ({"messages": [{"content": "x"}]}, r"messages\[0\].role must be"),
             ({"messages": [{"role": "user", "content": []}]}, r"messages\[0\].content must be a string"),
@@ -164,7 +169,7 @@ def test_errors_name_the_field_of_the_request(given: dict[str, Any], field: str,
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        *(({"prompt": value}, "prompt") for value in (None, "", 7, ["x"])),
+        *(({"prompt": value}, "prompt") for value in (7, ["x"])),
         *(({"prompt": "x", n: ["x"]}, n) for n in ("system", "suffix", "template", "context", "images", "raw")),
         ({"prompt": "x", "raw": True, "system": "s"}, "system"),
         ({"prompt": "x", "raw": True, "think": True}, "think"),
@@ -268,13 +273,87 @@ async def test_what_clients_ask_about_the_model(app: Any, service: Any) -> None:
 
 
 @bundled_app()
+async def test_clients_find_the_server_and_the_loaded_model(app: Any, service: Any) -> None:
+    call = await ask(app, "/", method="HEAD")
+    assert (call.status, call.data) == (200, b"")
+    [model] = (await ask(app, "/api/ps")).json["models"]
+    assert (model["name"], model["context_length"]) == ("tiny", service.max_model_len)
+    assert model["size"] > 1_000_000
+    assert model["details"]["quantization_level"] == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (GENERATE, {"model": "tiny"}),
+        (GENERATE, {"model": "tiny:latest", "prompt": "", "keep_alive": -1}),
+        (GENERATE, {"prompt": None, "stream": False}),
+        (URL, {"model": "tiny"}),
+        (URL, {"messages": [], "stream": False, "keep_alive": 0}),
+    ],
+)
+@bundled_app()
+async def test_a_request_without_a_prompt_loads_the_model(app: Any, path: str, body: dict[str, Any]) -> None:
+    call = await ask(app, path, body)
+    content = call.json.get("message", {}).get("content") if path == URL else call.json["response"]
+    assert (call.status, content, call.json["done"], call.json["done_reason"]) == (200, "", True, "load")
+    assert (call.json["model"], call.data.count(b"\n")) == ("tiny", 0)
+    assert (await ask(app, path, {**body, "model": "other"})).status == 404
+    assert (await ask(app, path, {**body, "frob": 1})).status == 400
+
+
+@bundled_app()
+async def test_pull(app: Any, service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [*map(json.loads, (await ask(app, "/api/pull", {"model": "tiny:latest"})).data.splitlines())] == [
+        {"status": "pulling manifest"},
+        {"status": "success"},
+    ]
+    begun, go_on, pulled = threading.Event(), threading.Event(), []
+
+    def pull(name: str, *, progress: bool) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        pulled.append(name)
+        if name == "a/bad":
+            raise ModelError("no such file")
+        if name == "a/worse":
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(ollama_api, "pull", pull)
+    monkeypatch.setattr(ollama_api, "PULL_SECONDS", 0.01)
+    service.options = replace(service.options, allow_pull=True)
+    assert (await ask(app, "/api/pull", {"model": "no name"})).status == 400
+    call = begin(app, "/api/pull", {"model": "a/b:Q4"})
+    async with asyncio.timeout(60):
+        while not begun.is_set() or b"pulling a/b" not in call.data:  # noqa: ASYNC110  # set by a thread
+            await asyncio.sleep(0.01)
+    assert (await ask(app, "/api/pull", {"model": "c/d"})).status == 503  # one at a time
+    go_on.set()
+    await asyncio.wait_for(call.task, 60)
+    assert call.headers["content-type"] == "application/x-ndjson"
+    found = [json.loads(line)["status"] for line in call.data.splitlines()]
+    assert [found[0], *found[-2:]] == ["pulling manifest", "verifying sha256 digest", "success"]
+    assert {*found[1:-2]} == {"pulling a/b:Q4"}
+    assert (await ask(app, "/api/pull", {"name": "c/d", "stream": False})).json == {"status": "success"}
+    assert pulled == ["a/b:Q4", "c/d"]
+    call = await ask(app, "/api/pull", {"model": "a/bad", "stream": False})
+    assert (call.status, call.json) == (502, {"error": "no such file"})
+    call = await ask(app, "/api/pull", {"model": "a/bad"})
+    assert json.loads(call.data.splitlines()[-1]) == {"error": "no such file"}
+    assert (await ask(app, "/api/pull", {"model": "a/worse", "stream": False})).status == 500
+    assert (await ask(app, "/api/pull", {"model": "c/d", "stream": False})).status == 200
+
+
+@bundled_app()
 async def test_errors_have_ollamas_format(app: Any) -> None:
     for path, body, status, message in (
         (URL, {"messages": HELLO, "model": "other"}, 404, "does not exist"),
         (URL, {"messages": HELLO, "options": {"num_predict": 5000}}, 400, "num_predict is 5000"),
         (URL, {"messages": HELLO, "format": {"uniqueItems": True}}, 400, "format: cannot enforce uniqueItems"),
         (GENERATE, {"prompt": "a " * 3000}, 400, "the prompt is too long"),
-        ("/api/pull", {"model": "x"}, 404, "Path /api/pull does not exist"),
+        ("/api/pull", {"model": "a/b"}, 403, "This server does not download models (see --allow-pull)"),
+        ("/api/pull", {"model": 7}, 400, "model must be"),
+        ("/api/push", {"model": "x"}, 404, "Path /api/push does not exist"),
     ):
         call = await ask(app, path, body)
         assert call.status == status

@@ -90,6 +90,7 @@ def test_every_route_documents_its_responses() -> None:
         "/version",
         "/metrics",
         "/openapi.json",
+        "/api/ps",
         "/api/tags",
         "/api/version",
     )
@@ -97,11 +98,12 @@ def test_every_route_documents_its_responses() -> None:
         **dict.fromkeys((f"post {path}" for path in posted), body),
         **dict.fromkeys((f"get {path}" for path in read), plain),
         **dict.fromkeys(("get /health", "get /ping", "post /ping"), probe),
+        "post /api/pull": sorted([*body, "403", "502"]),
         "get /docs": ["200", "500"],
         "get /v1/models/{model}": ["200", "401", "404", "500"],
     }
     operations = [operation for methods in made["paths"].values() for operation in methods.values()]
-    assert len({operation["summary"] for operation in operations}) == len(operations) == 23
+    assert len({operation["summary"] for operation in operations}) == len(operations) == 25
 
 
 def test_a_key_is_required_if_keys_are_set() -> None:

@@ -23,7 +23,7 @@ from nucleate.chat.tool_formats.tool_format import ToolFormat
 from nucleate.chat.tools import Tool, ToolUse
 from nucleate.parameters.parameter import ParameterError, invalid_value, read_json
 from nucleate.structured_output.spec import StructuredOutputs
-from nucleate.tokenization.chat_template import ChatTemplateOptions, check_messages, render
+from nucleate.tokenization.chat_template import ChatTemplateOptions, check_messages, render, turn_ends
 from nucleate.tokenization.message_text import SpecialTexts, encode_split, mark_messages, take_marks
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -111,6 +111,14 @@ class ChatFormat:
             options = replace(options, variables=variables)
         text, splits = take_marks(render(template, own, options, self.tokenizer.special_tokens), mark, special)
         return RenderedChat(text, self, use, options.continue_final_message, splits)
+
+    @cached_property
+    def turn_ends(self) -> tuple[str, ...]:
+        """The texts that end an answer in the chat template. Those of harmony end messages, not the answer."""
+        template = self.tokenizer.chat_template
+        if template is None or is_harmony(template):
+            return ()
+        return turn_ends(template, self.tokenizer.special_tokens)
 
     @cached_property
     def _special_texts(self) -> tuple[SpecialTexts, SpecialTexts]:

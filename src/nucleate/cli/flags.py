@@ -16,6 +16,7 @@ from nucleate.models import BUNDLED_MODEL
 from nucleate.models.gguf.gguf_options import CACHE_TYPES, FLASH_ATTENTION
 from nucleate.parameters.parameter import ParameterError
 from nucleate.speculative.config import ACCEPTANCE_RULES, METHODS, TREE_METHODS, Speculation
+from nucleate.tokenization.chat_template import NAMED_TEMPLATES
 
 MODEL = (
     Flag(
@@ -49,6 +50,10 @@ MODEL = (
             ("tool-call-parser", TOOL_CALL_PARSERS, "tool calls"),
             ("reasoning-parser", REASONING_PARSERS, "the reasoning section"),
         )
+    ),
+    Flag(
+        "--chat-template TEMPLATE",
+        f"Chat template: {', '.join(NAMED_TEMPLATES)} or a Jinja file (default: that of the model).",
     ),
     Flag(
         "--companion-model MODEL",

@@ -1,8 +1,9 @@
 """Continue a prompt and stream the text to the terminal.
 
 The prompt is the argument, a file (--file) or piped in; without any, the bundled model tells a story. The text goes to
-stdout, then the statistics (tokens per second, seed, finish reason) to stderr. Sampling parameters that are not set
-take the values of the model's generation_config.json (see --generation-config), then the defaults listed here.
+stdout, then the statistics (tokens per second, seed, finish reason) to stderr. With --chat-template, the prompt is a
+message, and the text is the reply to it. Sampling parameters that are not set take the values of the model's
+generation_config.json (see --generation-config), then the defaults listed here.
 """
 
 from __future__ import annotations
@@ -61,7 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
     beams, suffix = read_beams(arguments, values), arguments.suffix
     if beams is not None and suffix is not None:
         raise UsageError("--suffix cannot be combined with --num-beams")
+    messages = None
+    if arguments.chat_template is not None and (beams is not None or suffix is not None):
+        raise UsageError(f"--chat-template cannot be combined with {'--suffix' if beams is None else '--num-beams'}")
     prompt = flags.read_prompt(arguments)
+    if arguments.chat_template is not None:
+        messages = [{"role": "user", "content": prompt}]
     from nucleate.llm import LLM
 
     llm = LLM(**flags.model_options(arguments))
@@ -70,11 +76,12 @@ def run(arguments: argparse.Namespace) -> int:
         return search_beams(llm, prompt, beams, echo=echo, as_json=arguments.json)
     params = llm.default_params.override(**values)
     if arguments.json:
-        completion = llm.generate(prompt, params, suffix=suffix)[0]
+        completion = llm.chat(messages, params) if messages else llm.generate(prompt, params, suffix=suffix)[0]
         print(json.dumps({"prompt": prompt, **to_json(completion), "params": params.to_dict()}, allow_nan=False))
         return 1 if any(output.finish_reason == "error" for output in completion.outputs) else 0
     stream = StreamPrinter(params.n, echo)
-    status = stream.show(llm.stream(prompt, params, suffix=suffix), llm.model.runtime)
+    chunks = llm.stream_chat(messages, params) if messages else llm.stream(prompt, params, suffix=suffix)
+    status = stream.show(chunks, llm.model.runtime)
     return status or (130 if stream.interrupted else 0)
 
 

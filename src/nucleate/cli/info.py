@@ -47,11 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _gguf_facts(path: Path, *, metadata: bool) -> dict[str, Any]:
+    from nucleate.llm.model_loading import template_beside
     from nucleate.models.gguf.gguf_model import GgufModel, recommended
     from nucleate.models.gguf.gguf_options import GgufOptions
 
     model = GgufModel(path, GgufOptions(n_gpu_layers=0), vocab_only=True)
-    vocabulary = model.vocabulary
+    vocabulary, beside = model.vocabulary, template_beside(path)
     facts: dict[str, Any] = {
         "file": str(path),
         "architecture": model.architecture,
@@ -65,7 +66,7 @@ def _gguf_facts(path: Path, *, metadata: bool) -> dict[str, Any]:
         "tokenizer": f"{model.metadata.get('tokenizer.ggml.model', 'none')}, {model.vocab_size} tokens",
         "special_tokens": ", ".join(f"{role}={text}" for role, text in vocabulary.special_tokens.items()) or "none",
         "ends": ", ".join(vocabulary.text(token) for token in sorted(vocabulary.eos_token_ids)) or "none",
-        "chat_template": f"{len(model.chat_template)} characters" if model.chat_template else "none",
+        "chat_template": _template(model.chat_template or beside, "" if model.chat_template else " (in its folder)"),
         "sampling": _sampling(recommended(model.metadata)),
     }
     return {**facts, "metadata": dict(model.metadata)} if metadata else facts
@@ -96,8 +97,12 @@ def _folder_facts(folder: Path) -> dict[str, Any]:
         tokenizer = Tokenizer(folder)
         facts["tokenizer"] = f"{tokenizer.vocab_size} tokens"
         facts["special_tokens"] = ", ".join(f"{role}={one}" for role, one in tokenizer.special_tokens.items()) or "none"
-        facts["chat_template"] = f"{len(tokenizer.chat_template)} characters" if tokenizer.chat_template else "none"
+        facts["chat_template"] = _template(tokenizer.chat_template)
     return {**facts, "sampling": _sampling(recommended(folder))}
+
+
+def _template(text: str | None, place: str = "") -> str:
+    return f"{len(text)} characters{place}" if text else "none (see --chat-template)"
 
 
 def _sampling(values: Mapping[str, Any]) -> str:

@@ -27,6 +27,8 @@ COMMANDS = {
     "compare": "Compare sampling settings over prompts and seeds.",
     "conform": "Check whether a server or a sampler samples what it says.",
     "detect": "Look for a watermark in a text.",
+    "list": "List the models on this machine.",
+    "pull": "Download a model from the Hugging Face hub.",
     "info": "Print what is inside a model.",
     "inspect": "Show what each sampling stage does to the next token of a prompt.",
     "bench": "Measure the time to sample a token on this machine.",
@@ -40,6 +42,7 @@ CONFIGURABLE = frozenset({"serve"})
 SHORT: Mapping[str, str] = {
     "--model": "Folder, GGUF file or hub id (default: bundled).",
     "PROMPT": "Text to continue; - reads stdin.",
+    "--chat-template": "Chat format or Jinja file (default: the model's).",
     "OUTPUT": "Output file to append records to; - is stdout.",
     "--max-tokens": "Maximum tokens per output.",
     "--temperature": "Sampling temperature; 0 is greedy.",

@@ -64,6 +64,10 @@ REQUESTS = (
         "fcfs",
         choices=("fcfs", "priority"),
     ),
+    Flag(
+        "--allow-pull",
+        "Let clients download models from the Hugging Face hub to this machine's cache (POST /api/pull).",
+    ),
 )
 ACCESS = (
     Flag("--ssl-certfile FILE", "TLS certificate, followed by its chain, as PEM: serve HTTPS (default: HTTP)."),
@@ -169,6 +173,7 @@ def run(arguments: argparse.Namespace) -> int:
             root=flags.model_root(arguments),
             ignore_unknown_fields=arguments.unknown_fields == "ignore",
             allow_priority=arguments.scheduling_policy == "priority",
+            allow_pull=arguments.allow_pull,
         )
         service = Service(llm, engine, name, defaults, limits, options)
         if not keys and not is_local:

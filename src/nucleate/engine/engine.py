@@ -193,7 +193,13 @@ class Engine:
             return self._beams.prepare(self, request)
         params = request.params
         rules = admit(
-            self, self.tokenizer, request.prompt_ids, params, self._regex_seconds, prompt_only=request.prompt_only
+            self,
+            self.tokenizer,
+            request.prompt_ids,
+            params,
+            self._regex_seconds,
+            prompt_only=request.prompt_only,
+            turn_ends=request.turn_ends,
         )
         spec = params.structured_outputs
         grammar = None if spec is None else self._grammars.compile(spec)

@@ -78,7 +78,8 @@ class Request:
     output_ids: tokens with which each output begins; they count as generated (penalties, stop criteria, ``max_tokens``,
     noise), and are returned. recorder: receives what each token was sampled from. kept_token_ids: special tokens that
     are in the text although ``skip_special_tokens`` is set, such as the markers of tool calls. reasoning: the reasoning
-    section of the outputs, for ``max_reasoning_tokens``. prompt_only: the output is one token, which the caller drops:
+    section of the outputs, for ``max_reasoning_tokens``. turn_ends: texts that end an output as EOS does, those of the
+    chat template. prompt_only: the output is one token, which the caller drops:
     then the prompt may fill the context.
     """
 
@@ -90,6 +91,7 @@ class Request:
     recorder: StepRecorder | None = field(default=None, compare=False)
     kept_token_ids: frozenset[int] = frozenset()
     reasoning: ReasoningSection | None = None
+    turn_ends: tuple[str, ...] = ()
     prompt_only: bool = False
 
     def __post_init__(self) -> None:
@@ -151,10 +153,11 @@ def admit(
     regex_seconds: float = 0.5,
     *,
     prompt_only: bool = False,
+    turn_ends: tuple[str, ...] = (),
 ) -> StopRules:
     """Validate a request against the model, and build its stop rules. Raises ParameterError.
 
-    prompt_only: the output needs no room in the context, see ``Request``.
+    prompt_only: the output needs no room in the context; turn_ends: texts that end it, see ``Request``.
     """
     size, room = model.vocab_size, model.context_length - len(prompt_ids) + prompt_only
     if not len(prompt_ids):
@@ -175,7 +178,12 @@ def admit(
                 "stop_token_ids", f"stop_token_ids names token {token}, but the vocabulary ends at {size - 1}"
             )
     max_tokens = 1 if prompt_only else room if params.max_tokens is None else min(params.max_tokens, room)
-    return stop_rules(params, frozenset(tokenizer.eos_token_ids), max_tokens, regex_seconds, tokenizer)
+    ends = frozenset(tokenizer.eos_token_ids)
+    if turn_ends and not params.ignore_eos:
+        special = tokenizer.special_texts
+        ends = ends.union(special[text] for text in turn_ends if special.get(text, size) < size)
+        turn_ends = tuple(text for text in turn_ends if text not in special)
+    return stop_rules(params, ends, max_tokens, regex_seconds, tokenizer, turn_ends)
 
 
 def stop_rules(
@@ -184,14 +192,19 @@ def stop_rules(
     max_tokens: int | None,
     regex_seconds: float = 0.5,
     tokenizer: Tokenizer | None = None,
+    turn_ends: tuple[str, ...] = (),
 ) -> StopRules:
-    """The stop rules of some parameters. max_tokens: None for no limit. Raises ParameterError."""
+    """The stop rules of some parameters. max_tokens: None for no limit. turn_ends: texts without special tokens.
+
+    Raises ParameterError.
+    """
     special = tokenizer.special_texts if tokenizer is not None and params.stop and params.skip_special_tokens else {}
     return StopRules(
         stop=params.stop,
         stop_special=tuple((special[text], text) for text in params.stop if text in special),
         stop_token_ids=frozenset(params.stop_token_ids),
         eos_token_ids=eos_token_ids,
+        turn_ends=() if params.ignore_eos else turn_ends,
         stop_regex=params.stop_regex,
         stop_json=params.stop_json,
         include_stop_str_in_output=params.include_stop_str_in_output,

@@ -146,7 +146,8 @@ class Inspector:
         params = run_params(values, self._defaults, self.max_tokens, min(default_tokens, self.max_tokens))
         params = params.replace(seed=fresh_seed() >> 11 if params.seed is None else params.seed)
         run = Run(owner, params, prompt_ids, output_ids, params.seed or 0, self.store, prompt, messages)
-        validated = self._prepare(Request(prompt_ids, params, output_ids=output_ids, recorder=run))
+        ends = () if messages is None else self._llm.chat_format.turn_ends
+        validated = self._prepare(Request(prompt_ids, params, output_ids=output_ids, recorder=run, turn_ends=ends))
         self.store.add(run)
         return run, validated, self._start_event(run, validated, values)
 

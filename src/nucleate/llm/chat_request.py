@@ -42,4 +42,10 @@ def chat_request(
         spec = constraint.resolve(lambda one: prepare(Request((0,), SamplingParams(structured_outputs=one))))
         if spec != given:
             params = params.replace(structured_outputs=spec)
-    return Request(prompt_ids, params, kept_token_ids=chat.kept_token_ids, reasoning=chat.section)
+    return Request(
+        prompt_ids,
+        params,
+        kept_token_ids=chat.kept_token_ids,
+        reasoning=chat.section,
+        turn_ends=chat.format.turn_ends,
+    )

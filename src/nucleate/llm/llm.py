@@ -35,7 +35,7 @@ from nucleate.sampling.pipeline_format import is_pipeline
 from nucleate.sampling.stage import Pipeline, Stage
 from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.config import Speculation
-from nucleate.tokenization.chat_template import DEFAULT_OPTIONS, ChatTemplateOptions
+from nucleate.tokenization.chat_template import DEFAULT_OPTIONS, NAMED_TEMPLATES, ChatTemplateOptions, find_template
 from nucleate.tokenization.prompts import (
     check_prompts,
     encode_fill,
@@ -62,7 +62,9 @@ class LLM:
     commit of a Hugging Face id. generation_config: "auto" uses the sampling parameters that the model recommends as
     defaults, "none" ignores them. speculative_config: speculative decoding, which generates the same text in fewer
     forward passes: a method ("ngram", "suffix", or one with weights trained for the model: "draft", "medusa",
-    "eagle", "dflash", "mtp"), or a ``Speculation``; None turns it off. watermark: a stage of ``nucleate.watermark``
+    "eagle", "dflash", "mtp"), or a ``Speculation``; None turns it off. chat_template: a Jinja file, or the name of a
+    format ("chatml", "llama3", "gemma", "mistral", "plain"), instead of the model's chat template; None: the one in
+    the model's files, or for a GGUF file without one, that in its folder. watermark: a stage of ``nucleate.watermark``
     for all outputs except beams. companion_model: the weaker model of contrastive decoding, with the same
     vocabulary. tool_call_parser, reasoning_parser: the formats of tool calls and of the reasoning section, see
     ``docs/tools.md``; "auto" chooses them from the chat template. gguf_options: of a GGUF model, a ``GgufOptions``
@@ -87,6 +89,7 @@ class LLM:
         revision: str | None = None,
         generation_config: str = "auto",
         speculative_config: str | Speculation | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
         watermark: Stage | None = None,
         companion_model: str | os.PathLike[str] | Any | None = None,
         tool_call_parser: str = "auto",
@@ -140,8 +143,11 @@ class LLM:
             other = ModelSource.find(companion_model, **how, revision=None, batch_invariant=batch_invariant)
             self.companion_model = other.load()
             check_vocabulary("companion model", self.companion_model, self.model, other.folder, source.folder)
-        self.tokenizer = model_tokenizer(tokenizer, source, self.model)
-        self.chat_format = ChatFormat.find(self.tokenizer, tool_call_parser, reasoning_parser)
+        self.tokenizer = model_tokenizer(tokenizer, source, self.model, needs_template=chat_template is None)
+        self._parsers = tool_call_parser, reasoning_parser
+        self.chat_format = ChatFormat.find(self.tokenizer, *self._parsers)
+        if chat_template is not None:
+            self.use_chat_template(chat_template)
         self.speculative_config = None if speculation is None else speculation.bind_model(self.model)
         self._engine = SharedEngine(self.new_engine)
 
@@ -300,6 +306,14 @@ class LLM:
         request = chat_request(rendered, rendered.encode(), params, self._engine.prepare)
         return request, rendered.chunk_parser(params.max_reasoning_tokens), rendered.text
 
+    def use_chat_template(self, chat_template: str | os.PathLike[str]) -> None:
+        """Use another chat template for the conversations that follow.
+
+        chat_template: a Jinja file or the name of a format, see ``LLM``. Raises ParameterError.
+        """
+        self.tokenizer.chat_template = find_template(chat_template, self.tokenizer)
+        self.chat_format = ChatFormat.find(self.tokenizer, *self._parsers)
+
     def render_chat(
         self, messages: Sequence[Message], use: ToolUse = NO_TOOLS, options: ChatTemplateOptions = DEFAULT_OPTIONS
     ) -> RenderedChat:
@@ -311,7 +325,11 @@ class LLM:
         template = self.tokenizer.chat_template
         if template is None:
             where = self.folder or "memory"
-            raise ModelError(f"the model in {where} has no chat template; use generate with a plain prompt")
+            named = ", ".join(NAMED_TEMPLATES)
+            raise ModelError(
+                f"the model in {where} has no chat template; set chat_template (--chat-template) to {named} or a Jinja "
+                "file, or use generate with a plain prompt"
+            )
         return self.chat_format.render(list(messages), use, options, template)
 
     def new_engine(self, **options: Any) -> Engine:

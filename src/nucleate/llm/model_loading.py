@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nucleate.jit.native_library import warn_once
@@ -18,19 +19,27 @@ from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling_params import ENGINE_ONLY, SamplingParams
 from nucleate.speculative.config import TOKEN_METHODS, Speculation
-from nucleate.tokenization.tokenizer import Tokenizer
+from nucleate.tokenization.tokenizer import Tokenizer, read_template
 from nucleate.tokenization.tokenizer_sources import VocabularyTokenizer, fit_to_model, make_tokenizer
 
 if TYPE_CHECKING:
     from nucleate.models.gguf.gguf_model import GgufSource
 
 
-def model_tokenizer(given: Any, source: ModelSource | GgufSource, model: Model) -> Tokenizer:
-    """The tokenizer of a model, see ``LLM``. Raises ModelError, ParameterError."""
+def model_tokenizer(
+    given: Any, source: ModelSource | GgufSource, model: Model, *, needs_template: bool = True
+) -> Tokenizer:
+    """The tokenizer of a model, see ``LLM``. needs_template: whether to look for a chat template beside a GGUF file.
+
+    Raises ModelError, ParameterError.
+    """
     if given is not None:
         tokenizer = given_tokenizer(given)
     elif (vocabulary := getattr(model, "vocabulary", None)) is not None:
-        tokenizer = VocabularyTokenizer(vocabulary, getattr(model, "chat_template", None), model)
+        template = getattr(model, "chat_template", None)
+        if template is None and needs_template and source.folder is not None:
+            template = template_beside(source.folder)
+        tokenizer = VocabularyTokenizer(vocabulary, template, model)
     else:
         tokenizer = given_tokenizer(source.folder)
     try:
@@ -40,6 +49,15 @@ def model_tokenizer(given: Any, source: ModelSource | GgufSource, model: Model) 
     if unknown:
         warn_once(f"the tokenizer has {len(unknown)} added tokens that the model does not have, such as {unknown[0]}")
     return tokenizer
+
+
+def template_beside(file: Path) -> str | None:
+    """The chat template in the folder of a GGUF file, or in its folder ``tokenizer``. Raises ModelError."""
+    try:
+        found = [read_template(folder) for folder in (file.parent, file.parent / "tokenizer")]
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read the chat template beside {file.name}: {error}") from error
+    return next((one for one in found if one is not None), None)
 
 
 def given_tokenizer(given: Any) -> Tokenizer:

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from nucleate.models import BUNDLED_MODEL
 from nucleate.models.batched_llama import BatchedLlama
-from nucleate.models.gguf.gguf_file import find_gguf, first_line
+from nucleate.models.gguf.gguf_file import find_gguf, first_line, local_path
 from nucleate.models.model_files import GENERATION_CONFIG, read_config, recommended, recommended_values
 from nucleate.models.numpy_llama import Llama, unsupported_reason
 from nucleate.models.openvino_model import MODEL_FILE, OpenVinoModel, check_properties
@@ -172,15 +173,16 @@ FORMER_IDS = {
 
 
 def resolve(model: str | os.PathLike[str] | None, revision: str | None = None, runtime: str = "auto") -> Path:
-    """The folder of a model: the embedded one for None, a folder, or a Hugging Face id (downloaded when not cached).
+    """The folder of a model: the embedded one for None or its name, a folder (by its path, or by its name in
+    ``NUCLEATE_MODELS``), or a Hugging Face id (downloaded when not cached).
 
     revision: a branch, tag or commit of a Hugging Face id. runtime: see ``load``; of a repository with weights in
     several formats, only those of one are downloaded. Raises ModelError, ParameterError.
     """
-    folder = EMBEDDED if model is None else _existing(os.fspath(model))
+    folder = EMBEDDED if model in (None, BUNDLED_MODEL) else _existing(os.fspath(model))
     if folder is not None:
         if revision is not None:
-            reason = f"model is {'the embedded one' if model is None else 'a folder'}"
+            reason = f"model is {'the embedded one' if folder == EMBEDDED else 'a folder'}"
             raise ParameterError("revision", f"revision needs a Hugging Face id, but {reason}; got {shown(revision)}")
         return folder
     if not _HUB_ID.fullmatch(str(model)) or str(model).startswith(("./", "../")):
@@ -200,7 +202,7 @@ def resolve(model: str | os.PathLike[str] | None, revision: str | None = None, r
 def _existing(model: str) -> Path | None:
     """The folder of a model; None if there is nothing of that name. Raises ModelError for anything else."""
     try:
-        folder = Path(model).expanduser()
+        folder = local_path(model)
         if (folder / "config.json").is_file():
             return folder
         if not folder.exists():

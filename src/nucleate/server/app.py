@@ -65,9 +65,11 @@ def application(
     """
     metrics = Metrics(service.name, lambda: service.engine.stats)
     info = InfoRoutes(service, metrics, bool(keys), root_path)
-    inspector = InspectorRoutes(service, metrics, needs_key=bool(keys))
+    inspector, ollama = InspectorRoutes(service, metrics, needs_key=bool(keys)), OllamaRoutes(service)
     generation = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in (*ENDPOINTS, INVOCATIONS)}
-    others = {api.url: ("POST", GenerationEndpoint(api.url, service, metrics, api)) for api in APIS}
+    endpoints = {api.url: GenerationEndpoint(api.url, service, metrics, api) for api in APIS}
+    loading = (CHAT_API.url, GENERATE_API.url)
+    others = {url: ("POST", ollama.with_loading(one) if url in loading else one) for url, one in endpoints.items()}
     handlers: dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]] = {
         **generation,
         **others,
@@ -84,7 +86,7 @@ def application(
         "/metrics": ("GET", info.metrics),
         "/openapi.json": ("GET", partial(reply_with, lambda: info.document)),
         **page_routes("/docs", "The API page", page_files("nucleate.server", "api_page").get),
-        **OllamaRoutes(service).routes(),
+        **ollama.routes(),
         **inspector.routes(),
         **chat_routes(inspector.describe),
     }

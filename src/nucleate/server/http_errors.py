@@ -15,11 +15,13 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stages import STAGES
 from nucleate.server.openai.responses import error_body
 from nucleate.structured_output.guide import CONSTRAINT_FAILED
+from nucleate.tokenization.chat_template import NAMED_TEMPLATES
 
 if TYPE_CHECKING:  # batches need no Starlette
     from starlette.types import Scope
 
 
+TEMPLATE_NAMES = f"{', '.join(NAMED_TEMPLATES)} or a Jinja file"
 ErrorKind = Literal["internal", "model", "engine", "timeout", "queue_full", "shutdown"]
 """Kinds of server errors.
 
@@ -94,7 +96,8 @@ def http_error(error: BaseException) -> HTTPError | None:
         case ParameterError():
             return HTTPError(400, str(error), param=error.field)
         case ModelError():  # such as chat messages for a model without a template
-            return HTTPError(400, "The model has no chat template. Use /v1/completions.", code="no_chat_template")
+            message = "The model has no chat template. Use /v1/completions, or start the server with --chat-template."
+            return HTTPError(400, f"{message} Its values: {TEMPLATE_NAMES}.", code="no_chat_template")
         case EngineStoppedError():
             return unavailable("The engine has stopped.", "engine_stopped", "engine")
         case _:

@@ -25,7 +25,7 @@ from nucleate.server.limits import (
     max_entries,
 )
 from nucleate.server.messages_api import COUNT_FIELDS, MESSAGE_FIELDS
-from nucleate.server.ollama_api import CHAT_FIELDS, GENERATE_FIELDS, SHOW
+from nucleate.server.ollama_api import CHAT_FIELDS, GENERATE_FIELDS, PULL, SHOW
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS, Endpoint
 from nucleate.server.openai.fields import BOOLEAN, IDS, NAME, OBJECT, TEXT, Declared, Field, Schema, object_schema
 from nucleate.server.openai.messages import DETOKENIZE, TOKENIZE
@@ -62,15 +62,18 @@ fraction. The following rules involve several fields or the model:
 _ERRORS = {
     "400": "A field is unknown, missing or invalid; `param` names it.",
     "401": "The API key is missing or invalid.",
+    "403": "The server does not allow this.",
     "404": "The model does not exist.",
     "408": "The request body did not arrive in time.",
     "413": "The request body is too large.",
     "415": "The request body is not application/json.",
     "500": "Internal server error.",
+    "502": "The download from the hub failed.",
     "503": "The server is at capacity or shutting down; retry after Retry-After seconds.",
     "504": "The request timed out.",
 }
 _BODY_ERRORS = ("400", "404", "408", "413", "415", "503", "504")
+_MORE_ERRORS = {"/api/pull": ("403", "502")}
 _POST = {
     "/v1/completions": ("Complete prompts; a stream ends with [DONE]", "CompletionRequest"),
     "/v1/chat/completions": ("Complete a chat; a stream ends with [DONE]", "ChatRequest"),
@@ -82,10 +85,11 @@ _POST = {
     "/api/chat": ("Complete a chat (Ollama's API)", "OllamaChatRequest"),
     "/api/generate": ("Complete a prompt (Ollama's API)", "OllamaGenerateRequest"),
     "/api/show": ("Describe the model (Ollama's API)", "OllamaShowRequest"),
+    "/api/pull": ("Download a model, if the server allows it (Ollama's API)", "OllamaPullRequest"),
 }
 _STREAMS = {
     **dict.fromkeys((*ENDPOINTS, "/v1/responses", "/v1/messages"), "text/event-stream"),
-    **dict.fromkeys(("/api/chat", "/api/generate"), "application/x-ndjson"),
+    **dict.fromkeys(("/api/chat", "/api/generate", "/api/pull"), "application/x-ndjson"),
 }
 """The content type of streams, by path."""
 _GET = {
@@ -100,6 +104,7 @@ _GET = {
     "/openapi.json": ("Return this document", ()),
     "/docs": ("Show this document as a page", ()),
     "/api/tags": ("List models (Ollama's API)", ()),
+    "/api/ps": ("List models that are loaded (Ollama's API)", ()),
     "/api/version": ("Return the version of Ollama's API", ()),
 }
 _KINDS = {"/metrics": "text/plain", "/docs": "text/html"}
@@ -190,7 +195,9 @@ def _paths(*, needs_key: bool) -> dict[str, Any]:
     for path, (about, schema) in _POST.items():
         kinds = ("application/json", *((_STREAMS[path],) if path in _STREAMS else ()))
         body = {"required": True, **_json(schema)}
-        paths[path] = {"post": operation(path, about, kinds, _BODY_ERRORS, requestBody=body)}
+        paths[path] = {
+            "post": operation(path, about, kinds, _BODY_ERRORS + _MORE_ERRORS.get(path, ()), requestBody=body)
+        }
     for path, (about, errors) in _GET.items():
         kinds = (_KINDS.get(path, "application/json"),)
         paths[path] = {"get": operation(path, about, kinds, errors, **({"security": []} if path in _OPEN else {}))}
@@ -256,6 +263,7 @@ def api_schemas(limits: ServerLimits, *, ignore_unknown: bool = False) -> dict[s
         "OllamaChatRequest": schema(CHAT_FIELDS, "messages"),
         "OllamaGenerateRequest": schema(GENERATE_FIELDS, "prompt"),
         "OllamaShowRequest": schema(SHOW),
+        "OllamaPullRequest": schema(PULL),
     }
 
 

@@ -142,13 +142,15 @@ class ServiceOptions:
     """What the operator decides about requests, besides the limits.
 
     aliases: further names of the model. root: the name under which the model was loaded. ignore_unknown_fields: report
-    unknown fields of a body instead of rejecting it. allow_priority: requests may set ``priority``.
+    unknown fields of a body instead of rejecting it. allow_priority: requests may set ``priority``. allow_pull: clients
+    may download models from the Hugging Face hub to the cache.
     """
 
     aliases: Sequence[str] = ()
     root: str | None = None
     ignore_unknown_fields: bool = False
     allow_priority: bool = False
+    allow_pull: bool = False
 
 
 @with_suggestions
@@ -373,6 +375,7 @@ def system_fingerprint(llm: LLM, defaults: SamplingParams, *, batch_invariant: b
         *(str(getattr(model, name, None)) for name in ("dtype", "device")),
         None if speculation is None or speculation.acceptance_rule == "coupled" else repr(speculation),
         repr(llm.watermark),
+        llm.tokenizer.chat_template,
         defaults.to_json(),
         _processor(),
         [version(package) for package in PACKAGES.get(model.runtime.partition(" ")[0], ())],

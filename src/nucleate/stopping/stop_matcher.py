@@ -4,7 +4,7 @@
 
 1. *Stop tokens.* EOS (unless ``ignore_eos``) ends the sequence with detail None, one of ``stop_token_ids`` with the id,
    a special token that is a stop string with the string. The text of the stop token is not searched. It is shown only
-   with ``include_stop_str_in_output``.
+   with ``include_stop_str_in_output``. The end of a turn in a chat (``turn_ends``) counts as EOS, also as text.
 2. *Stop text.* The sequence ends at the first token after which its text contains a stop string, a match of a stop
    regex, or a complete JSON value (see ``stop_searches``). Of the matches that the token completed, the one that starts
    earliest counts, of these the longest; on a tie, strings precede regexes, and regexes have their order. The text is
@@ -48,6 +48,7 @@ class StopRules:
     """The stop criteria of a sequence, with the values of ``SamplingParams``.
 
     ``stop_special``: the stop strings that are special tokens, which have no text: their ids and the strings.
+    ``turn_ends``: strings that end a sequence as EOS does; empty with ``ignore_eos``.
     ``regex_seconds`` is the time budget of all regexes. Raises ParameterError for an invalid regex, one that matches
     the empty string, and one that could take too much time or memory.
     """
@@ -56,6 +57,7 @@ class StopRules:
     stop_special: tuple[tuple[int, str], ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     eos_token_ids: frozenset[int] = frozenset()
+    turn_ends: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
     stop_json: bool = False
     include_stop_str_in_output: bool = False
@@ -115,10 +117,11 @@ class StopMatcher:
         self._end_ids, self._min_tokens = rules.end_ids, rules.min_tokens
         self._max_tokens = 1 << 62 if rules.max_tokens is None else rules.max_tokens
         self._tokens = 0
-        self._strings = StringSearch(rules.stop) if rules.stop else None
+        strings = (*rules.stop, *rules.turn_ends)
+        self._strings = StringSearch(strings) if strings else None
         self._regexes = [RegexSearch(pattern) for pattern in rules.stop_regex]
         self._json = JsonSearch() if rules.stop_json else None
-        self._searches = bool(rules.stop or rules.stop_regex or rules.stop_json)
+        self._searches = bool(strings or rules.stop_regex or rules.stop_json)
         self._held = ""
         self._shown = 0  # characters
         self._seconds = rules.regex_seconds  # left of the time budget
@@ -206,7 +209,8 @@ class StopMatcher:
             return end
         if best is None:
             return None
-        self.finish = Finish("stop", best.detail)
+        is_turn_end = best.detail in self._rules.turn_ends and best.detail not in self._rules.stop
+        self.finish = Finish("stop", None if is_turn_end else best.detail)
         return best.end if self._rules.include_stop_str_in_output else best.start
 
     def _search_regexes(self, text: str, ignore: bool) -> list[StringMatch]:

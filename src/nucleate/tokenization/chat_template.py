@@ -1,4 +1,4 @@
-"""Renders conversations with Jinja chat templates, as Transformers does.
+"""Renders conversations with Jinja chat templates, as Transformers does; has those of well-known formats by name.
 
 A template comes with a model and is not trusted: it runs in Jinja's sandbox, with limits on its size, its output and
 its time. The limits are checked between pieces of output, at calls and at multiplications; a single filter cannot be
@@ -7,13 +7,17 @@ interrupted.
 
 from __future__ import annotations
 
+import difflib
 import json
+import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from nucleate.parameters.converters import one_line
@@ -22,12 +26,65 @@ from nucleate.parameters.parameter import ParameterError
 if TYPE_CHECKING:
     import jinja2
 
+    from nucleate.tokenization.tokenizer import Tokenizer
+
 MAX_TEMPLATE: Final = 1_000_000  # characters
 MAX_PROMPT: Final = 16_000_000  # characters
 MAX_SECONDS: Final = 5.0
 
 _END_MARK: Final = "\ue000end of the final message\ue001"
 """Marks the end of the final message in a rendered text; a template may trim the space after it."""
+
+_TEXT = (
+    "{% macro text(message) %}{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content or [] if part.type == 'text' %}{{ part.text }}{% endfor %}{% endif %}{% endmacro %}"
+    "{% for message in messages if message.role not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('the roles of this format are system, user and assistant, not ' ~ message.role) }}"
+    "{% endfor %}"
+)
+"""The start of each named template: its only macro, and the check of the roles."""
+_GEMMA = """{% set first = namespace(text='') %}\
+{% for message in messages %}\
+{% if message.role == 'system' %}{% set first.text = first.text ~ text(message) | trim ~ '\\n\\n' %}\
+{% elif message.role == 'user' %}\
+{{ '<start_of_turn>user\\n' ~ first.text ~ text(message) | trim ~ '<end_of_turn>\\n' }}\
+{% set first.text = '' %}\
+{% else %}{{ '<start_of_turn>model\\n' ~ text(message) | trim ~ '<end_of_turn>\\n' }}{% endif %}\
+{% endfor %}\
+{% if first.text %}{{ '<start_of_turn>user\\n' ~ first.text | trim ~ '<end_of_turn>\\n' }}{% endif %}\
+{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
+_MISTRAL = """{% set first = namespace(text='') %}\
+{% for message in messages %}\
+{% if message.role == 'system' %}{% set first.text = first.text ~ text(message) ~ '\\n\\n' %}\
+{% elif message.role == 'user' %}{{ '[INST] ' ~ first.text ~ text(message) ~ '[/INST]' }}{% set first.text = '' %}\
+{% else %}{{ ' ' ~ text(message) | trim ~ '</s>' }}{% endif %}\
+{% endfor %}\
+{% if first.text %}{{ '[INST] ' ~ first.text | trim ~ '[/INST]' }}{% endif %}"""
+NAMED_TEMPLATES: Final[Mapping[str, str]] = {
+    "chatml": """{% for message in messages %}\
+{{ '<|im_start|>' ~ message.role ~ '\\n' ~ text(message) ~ '<|im_end|>\\n' }}\
+{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}""",
+    "llama3": """{% for message in messages %}\
+{{ '<|start_header_id|>' ~ message.role ~ '<|end_header_id|>\\n\\n' ~ text(message) | trim ~ '<|eot_id|>' }}\
+{% endfor %}\
+{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}""",
+    "gemma": _GEMMA,
+    "mistral": _MISTRAL,
+    "plain": """{% if messages[0].role != 'system' %}\
+The following is a conversation between a user and an assistant. The assistant answers every question.{{ '\\n\\n' }}\
+{% endif %}\
+{% for message in messages %}\
+{{ '' if message.role == 'system' else message.role | capitalize ~ ':\\n' }}{{ text(message) | trim ~ '\\n\\n' }}\
+{% endfor %}\
+{% if add_generation_prompt %}{{ 'Assistant:\\n' }}{% endif %}""",
+}
+"""The Jinja sources of formats by name, after ``_TEXT``.
+
+chatml: of Qwen and many others. gemma and mistral have no system role: its text precedes the next message of the user.
+plain: for models that were not trained to chat, without special tokens; without a system message, its first line tells
+the model what follows.
+"""
 
 _deadline: ContextVar[float] = ContextVar("deadline")
 
@@ -86,6 +143,76 @@ def render(
     finally:
         _deadline.reset(token)
     return _until_mark(text) if options.continue_final_message else text
+
+
+def find_template(given: str | os.PathLike[str], tokenizer: Tokenizer) -> str:
+    """The Jinja source of a chat template.
+
+    given: a name in ``NAMED_TEMPLATES``, or a Jinja file. A named template begins with the BOS token if the tokenizer
+    adds one to a text. Raises ParameterError, also for a file that is not a template.
+    """
+    if isinstance(given, str) and given in NAMED_TEMPLATES:
+        bos = tokenizer.bos_token_id
+        adds_bos = bos is not None and tokenizer.encode("a")[:1] == [bos]
+        return f"{_TEXT}{'{{ bos_token }}' if adds_bos else ''}{NAMED_TEMPLATES[given]}"
+    allowed = f"{', '.join(NAMED_TEMPLATES)} or a Jinja file"
+    if not isinstance(given, str | os.PathLike):
+        raise ParameterError("chat_template", f"chat_template must be {allowed}, got {given!r:.60}")
+    try:
+        template = Path(given).expanduser().read_text("utf-8")
+    except (OSError, ValueError, RuntimeError) as error:
+        near = difflib.get_close_matches(str(given).lower(), NAMED_TEMPLATES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        reason = getattr(error, "strerror", None) or "not a text in UTF-8"
+        message = f"chat_template must be {allowed}, got {str(given)!r:.200} ({reason}){hint}"
+        raise ParameterError("chat_template", message) from None
+    if len(template) > MAX_TEMPLATE:
+        message = f"chat_template: {given} has {len(template)} characters; allowed are {MAX_TEMPLATE}"
+        raise ParameterError("chat_template", message)
+    try:
+        _compiled(template)
+    except Exception as error:  # noqa: BLE001 - Jinja raises several
+        raise ParameterError("chat_template", f"chat_template: {given}: {_line(error)}") from None
+    return template
+
+
+_MARKER = re.compile(r"\s*(<[^\s<>]+>|\[[^\s\[\]]+\])")
+_ANSWER, _QUESTION = "nucleateanswer", "nucleatequestion"
+
+
+def turn_ends(template: str, special_tokens: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The texts that end an answer in a chat template; none if a conversation does not show them.
+
+    These are the markers after a message of the assistant, such as ``<|im_end|>`` and ``<|im_start|>``; without any,
+    the lines that begin the next message, such as ``User:``. special_tokens: see ``render``.
+    """
+    roles = (("user", _QUESTION), ("assistant", _ANSWER), ("user", _QUESTION))
+    try:
+        text = render(template, [{"role": role, "content": content} for role, content in roles], DEFAULT_OPTIONS,
+                      special_tokens)  # fmt: skip
+    except ParameterError:
+        return ()
+    _, answer, rest = text.rpartition(_ANSWER)
+    between, question, after = rest.partition(_QUESTION)
+    if not answer or not question:
+        return ()
+    if found := _MARKER.match(between):
+        following = _MARKER.match(between, found.end())
+        return (found[1],) if following is None else tuple(dict.fromkeys((found[1], following[1])))
+    if not any(character.isalpha() for character in between):
+        return ()
+    line = between.strip()
+    breaks = between[: len(between) - len(between.lstrip())]
+    own = [f"{breaks}{line}"]
+    if "\n" in breaks:  # a model may write fewer line breaks, or go on with another answer
+        generation = _until_newline(after)
+        own += [f"\n{line}", *(f"{lead}{generation}" for lead in (breaks, "\n") if generation)]
+    return tuple(dict.fromkeys(own))
+
+
+def _until_newline(after: str) -> str:
+    """The first line of text after a question: the header of an answer."""
+    return next((line.rstrip() for line in after.strip().splitlines() if any(map(str.isalpha, line))), "")
 
 
 def _marked(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Tokenizer:
             folder = Path(source)
             self.backend, self.config = _read_tokenizer(folder), _read_json(folder / "tokenizer_config.json")
             self.special_tokens, eos_ids = _read_special_tokens(folder, self.config), _read_eos_ids(folder)
-            chat_template = _read_template(folder, self.config) if chat_template is None else chat_template
+            chat_template = read_template(folder) if chat_template is None else chat_template
         else:
             self.backend = source
         self.chat_template = chat_template
@@ -246,7 +246,9 @@ def _read_eos_ids(folder: Path) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+def read_template(folder: Path) -> str | None:
+    """The chat template in the files of a model folder; None without one. Raises ValueError."""
+    config = _read_json(folder / "tokenizer_config.json")
     path = folder / "chat_template.jinja"
     if path.is_file():
         return _read_text(path)

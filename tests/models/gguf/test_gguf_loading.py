@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shutil
@@ -41,6 +42,33 @@ def test_files_folders_and_their_defaults(files: dict[str, Path], tmp_path: Path
     shutil.copy(files["f32"], tmp_path / "two.gguf")
     with pytest.raises(ModelError, match=r"has several GGUF models; choose a file: one.gguf, two.gguf"):
         nc.LLM(tmp_path)
+
+
+def test_a_chat_template_beside_a_file_without_one(files: dict[str, Path], tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(EMBEDDED, source)
+    config = json.loads((source / "tokenizer_config.json").read_text("utf-8"))
+    own = config.pop("chat_template")
+    (source / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    (tmp_path / "bare").mkdir()
+    bare, options = tmp_path / "bare" / "bare.gguf", {"gguf_options": {"n_threads": 1}}
+    write_gguf().write(source, bare, "f32")
+    assert nc.LLM(bare, **options).tokenizer.chat_template is None
+    (bare.parent / "tokenizer").mkdir()
+    (bare.parent / "tokenizer" / "tokenizer_config.json").write_text(json.dumps({"chat_template": own}), "utf-8")
+    found = nc.LLM(bare, **options)
+    assert found.tokenizer.chat_template == own
+    chat = [{"role": "user", "content": "Tell me a story."}]
+    assert found.chat(chat, PARAMS).prompt == nc.LLM(files["f32"], **options).chat(chat, PARAMS).prompt
+    (bare.parent / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert nc.LLM(bare, **options).tokenizer.chat_template == "{{ messages[0].content }}"
+    shutil.copy(files["f32"], bare)  # with a template in the file
+    assert nc.LLM(bare, **options).tokenizer.chat_template == own
+    write_gguf().write(source, bare, "f32")
+    (bare.parent / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"cannot read the chat template beside bare\.gguf: .*not UTF-8"):
+        nc.LLM(bare, **options)
+    assert nc.LLM(bare, chat_template="plain", **options).chat(chat, PARAMS).prompt.endswith("Assistant:\n")
 
 
 def test_split_models(files: dict[str, Path], tmp_path: Path) -> None:
@@ -220,8 +248,17 @@ def test_names_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files
         raise OSError("offline mode is enabled\nset HF_HUB_OFFLINE=0")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", offline)
-    assert find_gguf("owner/name:Q4_K_M") == tmp_path / "tiny-Q4_K_M.gguf"
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    cache = tmp_path / "cache" / "models--owner--name"
+    for revision, commit in (("main", "a" * 40), ("v1", "b" * 40)):
+        (cache / "snapshots" / commit).mkdir(parents=True)
+        (cache / "refs").mkdir(exist_ok=True)
+        (cache / "refs" / revision).write_text(commit)
+        shutil.copy(files["f32"], cache / "snapshots" / commit / f"tiny-Q4_K_M-{revision}.gguf")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    for name, given, commit in (("main", None, "a"), ("v1", "v1", "b"), ("v1", "b" * 40, "b")):
+        found = find_gguf(f"owner/name:Q4_K_M-{name}", given)
+        assert found == cache / "snapshots" / (commit * 40) / f"tiny-Q4_K_M-{name}.gguf"
     with pytest.raises(
         ModelError, match=r"owner/name:Q4_K_M is not cached, and the hub failed: offline mode is enabled$"
     ):

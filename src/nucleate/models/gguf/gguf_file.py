@@ -12,21 +12,43 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 
 MAGIC = b"GGUF"
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+"""Files beside a model that may have its chat template."""
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-_HUB_FILE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<quantisation>[\w.-]+)")
+_HUB_FILE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>[\w.-]+(/[\w.-]+)*)")
+MODELS_VARIABLE = "NUCLEATE_MODELS"
+"""The environment variable with folders of models, separated as in PATH."""
+
+
+def model_folders() -> list[Path]:
+    """The folders in ``NUCLEATE_MODELS``."""
+    return [Path(one).expanduser() for one in os.environ.get(MODELS_VARIABLE, "").split(os.pathsep) if one]
+
+
+def local_path(model: str) -> Path:
+    """The path of a model by its name: a file or a folder that exists, if necessary in ``NUCLEATE_MODELS``.
+
+    There, a GGUF file is also found without its suffix. Without such a file or folder, the path is the name itself.
+    """
+    path = Path(model).expanduser()
+    if not path.is_absolute() and not path.exists():
+        for folder in model_folders():
+            for found in (folder / model, folder / f"{model}.gguf"):
+                if found.exists():
+                    return found
+    return path
 
 
 def find_gguf(model: str | os.PathLike[str], revision: str | None = None) -> Path | None:
     """The file of a model, the first one if it is split; None if the model is not a GGUF model.
 
-    model: a file, a folder with one GGUF model and no config.json, or ``owner/name:Q4_K_M`` on the Hugging Face hub.
-    revision: of a hub repository. Raises ModelError, ParameterError.
+    model: a file, a folder with one GGUF model and no config.json (by its path, or by its name in ``NUCLEATE_MODELS``),
+    or ``owner/name:Q4_K_M`` on the Hugging Face hub. revision: of a hub repository. Raises ModelError, ParameterError.
     """
     name = os.fspath(model)
-    path = Path(name).expanduser()
-    local = path.suffix == ".gguf" or path.is_dir()
-    if not local and (match := _HUB_FILE.fullmatch(name)) and not path.exists():
-        return _downloaded(match["repository"], match["quantisation"], revision)
+    path = local_path(name)
+    if (match := _HUB_FILE.fullmatch(name)) and not path.exists():
+        return _downloaded(match["repository"], match["file"].removesuffix(".gguf"), revision)
     if path.suffix == ".gguf" and not path.is_dir():
         found: Path | None = _checked(path)
     else:
@@ -40,14 +62,14 @@ def find_gguf(model: str | os.PathLike[str], revision: str | None = None) -> Pat
 
 def _in_folder(folder: Path) -> Path | None:
     """The only GGUF model of a folder; None if there is none."""
-    found = _models(str(one) for one in folder.glob("*.gguf")) if folder.is_dir() else []
+    found = models_among(str(one) for one in folder.glob("*.gguf")) if folder.is_dir() else []
     if len(found) > 1:
         names = ", ".join(Path(one).name for one in found[:8])
         raise ModelError(f"{folder} has several GGUF models; choose a file: {names}")
     return _checked(Path(found[0])) if found else None
 
 
-def _models(names: Iterable[str]) -> list[str]:
+def models_among(names: Iterable[str]) -> list[str]:
     """Files of models, the first one of each split model, without the vision parts that llama.cpp calls mmproj."""
     found = []
     for name in sorted(names):
@@ -85,43 +107,59 @@ def _downloaded(repository: str, quantisation: str, revision: str | None) -> Pat
         listed = huggingface_hub.HfApi().list_repo_files(repository, revision=revision)
     except Exception as error:  # noqa: BLE001  # the hub's client raises errors of many libraries
         return _cached(repository, quantisation, revision, error)
-    matching = _matching(listed, quantisation)
-    if not matching:
-        available = [Path(one).name for one in _models(one for one in listed if one.endswith(".gguf"))]
-        has = f"it has {', '.join(available[:20])}" if available else "it has no GGUF files"
-        raise ModelError(f"{repository} has no GGUF model {quantisation!r}; {has}")
-    parts = [one for one in listed if one == matching[0] or _same_model(one, matching[0])]
+    files = hub_files(repository, listed, quantisation)
     try:
-        folder = huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=parts)
+        folder = huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=files)
     except Exception as error:
         raise ModelError(f"the download of {repository}:{quantisation} failed: {first_line(error)}") from error
-    return _checked(Path(folder) / matching[0])
+    return _checked(Path(folder) / files[0])
+
+
+def hub_files(repository: str, listed: list[str], quantisation: str) -> list[str]:
+    """The files of a quantisation among those in a repository: those of the model first, then chat templates.
+
+    Raises ModelError if there are none.
+    """
+    files = matching(listed, quantisation)
+    if not files:
+        available = [Path(one).name for one in models_among(one for one in listed if one.endswith(".gguf"))]
+        has = f"it has {', '.join(available[:20])}" if available else "it has no GGUF files"
+        raise ModelError(f"{repository} has no GGUF model {quantisation!r}; {has}")
+    others = [one for one in listed if one != files[0] and same_model(one, files[0])]
+    return [files[0], *others, *(one for one in listed if one in TEMPLATE_FILES)]
 
 
 def _cached(repository: str, quantisation: str, revision: str | None, cause: Exception) -> Path:
-    """The file in the local cache, if the hub cannot be reached."""
+    """The file in the local cache, if the hub cannot be reached.
+
+    ``snapshot_download`` without the hub rejects a repository of which only some files were downloaded.
+    """
     import huggingface_hub
 
     try:
-        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision, local_files_only=True))
-        matching = _matching([str(one.relative_to(folder)) for one in folder.rglob("*.gguf")], quantisation)
+        cached = huggingface_hub.scan_cache_dir().repos
     except Exception:  # noqa: BLE001  # as above
-        matching = []
-    if not matching:
+        cached = frozenset()
+    folder, files = Path(), list[str]()
+    for one in (one for found in cached if found.repo_id == repository for one in found.revisions):
+        if (revision or "main") in (*one.refs, one.commit_hash):
+            folder = Path(one.snapshot_path)
+            files = matching([str(file.relative_to(folder)) for file in folder.rglob("*.gguf")], quantisation)
+    if not files:
         at = "" if revision is None else f" at revision {revision!r:.80}"
         raise ModelError(
             f"{repository}:{quantisation} is not cached, and the hub{at} failed: {first_line(cause)}"
         ) from cause
-    return _checked(folder / matching[0])
+    return _checked(folder / files[0])
 
 
-def _matching(names: list[str], quantisation: str) -> list[str]:
+def matching(names: list[str], quantisation: str) -> list[str]:
     """The models among files whose name ends with a quantisation, such as ``Qwen3-0.6B-Q4_K_M.gguf``."""
     end = re.compile(rf"(^|[-._/]){re.escape(quantisation)}(-\d{{5}}-of-\d{{5}})?\.gguf$", re.IGNORECASE)
-    return _models(name for name in names if end.search(name))
+    return models_among(name for name in names if end.search(name))
 
 
-def _same_model(name: str, first: str) -> bool:
+def same_model(name: str, first: str) -> bool:
     """Whether a file is a part of the split model that starts with another one."""
     one, other = _SPLIT.search(name), _SPLIT.search(first)
     return one is not None and other is not None and name[: one.start()] == first[: other.start()]
