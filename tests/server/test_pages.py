@@ -208,7 +208,9 @@ def test_the_page_and_its_modules_are_small() -> None:
 def test_the_chat_page_is_told_what_the_model_can_do(server: Server) -> None:
     found, settings = server.request("GET", "/chat/api/settings").json, server.request("GET", SETTINGS).json
     assert (found["stages"], found["defaults"]) == (settings["stages"], settings["defaults"])
-    assert found["model"].items() >= {"chat": True, "tools": True, "reasoning": False, "bundled": True}.items()
+    able = {name: found["model"][name] for name in ("chat", "tools", "reasoning", "bundled", "ends")}
+    assert able == {"chat": True, "tools": True, "reasoning": False, "bundled": True, "ends": able["ends"]}
+    assert "<|end|>" in able["ends"]
     assert found["limits"]["max_logprobs"] == 20
     assert found["inspector"] is True
 

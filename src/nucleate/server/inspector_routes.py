@@ -23,6 +23,7 @@ from nucleate.server.metrics import Metrics
 from nucleate.server.openai.streams import KEEP_ALIVE, error_frame
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
+from nucleate.tokenization.tokenizer import token_text
 
 POLICY: Final = "default-src 'self'; img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 HEADERS: Final = {
@@ -100,6 +101,7 @@ class InspectorRoutes:
             "tools": has_tools,
             "reasoning": formats.reasoning is not None,
             "bundled": service.llm.folder == EMBEDDED,
+            "ends": [token_text(service.llm.tokenizer, token) for token in sorted(service.llm.tokenizer.eos_token_ids)],
         }
         found["limits"]["max_logprobs"] = service.vocab_size if most == -1 else most
         found["stages"] = describe_stages(service.vocab_size, combine=True)

@@ -25,13 +25,14 @@ export function createTokenCard(thread, root, find, { store, actions }) {
     const p = Math.exp(other.logprob);
     const t = node.tokens[step];
     const own = other.text === t.text && (other.id === null || t.id === null || other.id === t.id);
+    const ends = state.settings.model.ends.includes(other.text);
     const bar = [h("span.alternative-bar", { "aria-hidden": "true" }, h("span", { css: { width: `${(100 * p) / most}%` } })), h("span.alternative-p", percent(p))];
-    const can = !own && !generating && placeOf(node, step) >= 0 && other.text && !other.text.includes("\ufffd") && !other.text.startsWith("<|");
+    const can = !own && !generating && placeOf(node, step) >= 0 && other.text && !other.text.includes("\ufffd") && !ends;
     const branch = () => {
       hide();
       actions.branch(state.chat, node, step, other.text);
     };
-    return h("li", { class: own ? "own" : "" }, can ? h("button.alternative", { onclick: branch, tip: `Continue with ${quoted(other.text)} (${percent(p)}) instead`, key: `alternative ${other.text}` }, token(other.text), bar) : h("div.alternative", token(other.text), bar));
+    return h("li", { class: own ? "own" : "" }, can ? h("button.alternative", { onclick: branch, tip: `Continue with ${quoted(other.text)} (${percent(p)}) instead`, key: `alternative ${other.text}` }, token(other.text), bar) : h("div.alternative", { title: ends ? "It would end the reply." : null }, token(other.text), bar));
   }
 
   function show(element, pin = false) {
