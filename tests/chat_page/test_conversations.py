@@ -201,7 +201,10 @@ def test_parameters_of_no_stage_and_their_errors(chat: ChatPage, errors: PageErr
     assert chat.messages()[1] in ("yes", "no")
     field.fill('{"regex": "("}')
     field.blur()
+    scale = chat.page.locator("[data-key=guidance_scale]")
+    scale.fill("1.5")
     chat.send("And now?", wait=False)
+    assert chat.sent[-1]["guidance_scale"] == 1.5
     problem = chat.page.locator(".nci-reply-problem:visible")
     message = problem.locator("span").inner_text()
     assert chat.page.locator(".nci-more .nci-field-error", has_text=message).is_visible()

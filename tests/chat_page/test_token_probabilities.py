@@ -62,6 +62,15 @@ def test_another_token_starts_another_version(story: ChatPage) -> None:
     assert story.point_at(9).get_by_role("link", name="Inspect this token").is_visible()
 
 
+def test_a_token_that_ends_replies_cannot_be_chosen(chat: ChatPage) -> None:
+    chat.set(temperature=0)
+    chat.send("Hello")
+    card = chat.point_at(1)
+    assert card.locator(".nci-alternative", has_text="<|end|>").get_attribute("title") == "It would end the reply."
+    assert card.locator("button.nci-alternative").count() > 0
+    assert card.locator("button.nci-alternative", has_text="<|end|>").count() == 0
+
+
 @pytest.mark.parametrize("way", ["chat", "text", "continued"])
 def test_the_inspector_opens_at_the_token(chat: ChatPage, context: BrowserContext, way: str) -> None:
     if way == "text":

@@ -17,6 +17,7 @@ from server_process import Server
 
 import nucleate as nc
 from nucleate.inspector.page import page_files
+from nucleate.sampling_params import FIELDS
 from nucleate.server.inspector_routes import HEADERS
 from nucleate.server.limits import ServerLimits
 from nucleate.server.openapi_document import document
@@ -208,7 +209,13 @@ def test_the_page_and_its_modules_are_small() -> None:
 def test_the_chat_page_is_told_what_the_model_can_do(server: Server) -> None:
     found, settings = server.request("GET", "/chat/api/settings").json, server.request("GET", SETTINGS).json
     assert (found["stages"], found["defaults"]) == (settings["stages"], settings["defaults"])
-    assert found["model"].items() >= {"chat": True, "tools": True, "reasoning": False, "bundled": True}.items()
+    able = {name: found["model"][name] for name in ("chat", "tools", "reasoning", "bundled", "ends")}
+    assert able == {"chat": True, "tools": True, "reasoning": False, "bundled": True, "ends": able["ends"]}
+    assert "<|end|>" in able["ends"]
+    named = {each["name"] for stage in found["stages"] for each in stage["parameters"]}
+    named |= {each["name"] for each in found["parameters"]} | {"seed", "draw", "order", "max_tokens", "stop"}
+    unused = {"n", "logprobs", "logprob_token_ids", "prompt_logprobs", "logprobs_mode", "pipeline"}
+    assert {*FIELDS} - named - unused == {"contrastive_beta", "contrastive_alpha", "contrastive_temperature"}
     assert found["limits"]["max_logprobs"] == 20
     assert found["inspector"] is True
 

@@ -66,7 +66,7 @@ class ChatPage:
     def action(self, name: str, message: int = -1) -> None:
         """Use a button below a message."""
         row = self.page.locator(".nci-message").nth(message)
-        row.hover()
+        row.locator(".nci-foot").hover()
         row.get_by_role("button", name=name, exact=True).click()
 
     def open_settings(self) -> None:

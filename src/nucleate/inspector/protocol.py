@@ -21,12 +21,9 @@ from nucleate.sampling_params import FIELDS, SamplingParams
 from nucleate.tokenization.tokenizer import Tokenizer
 
 
-def describe_stages(vocab_size: int, *, combine: bool = False) -> list[dict[str, Any]]:
-    """The stages that requests can set, with their parameters, as JSON values.
-
-    combine: also those that combine two rows of logits, which cannot be changed for a recorded step.
-    """
-    stages = [STAGES[stage] for stage in REQUESTABLE if combine or not issubclass(STAGES[stage], Combine)]
+def describe_stages(vocab_size: int) -> list[dict[str, Any]]:
+    """The stages that requests can set, with their parameters, as JSON values."""
+    stages = [STAGES[stage] for stage in REQUESTABLE if not issubclass(STAGES[stage], Combine)]
     return [
         {
             "name": stage.name,
@@ -40,14 +37,19 @@ def describe_stages(vocab_size: int, *, combine: bool = False) -> list[dict[str,
 
 OTHERS: Final = (
     *("stop_token_ids", "stop_regex", "stop_json", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"),
-    *("structured_outputs", "max_reasoning_tokens"),
+    *("structured_outputs", "max_reasoning_tokens", "guidance_scale", "negative_prompt"),
 )
-"""Parameters that belong to no stage, besides seed, draw, order, max_tokens and stop, which have their own controls."""
+CONTRASTIVE: Final = ("contrastive_beta", "contrastive_alpha", "contrastive_temperature")
+"""Parameters that belong to none of these stages, besides seed, draw, order, max_tokens and stop, which have their own
+controls; and those that need a companion model."""
 
 
-def describe_others(vocab_size: int) -> list[dict[str, Any]]:
-    """The parameters that belong to no stage, as JSON values."""
-    return [_parameter(FIELDS[name], vocab_size) for name in OTHERS]
+def describe_others(vocab_size: int, *, companion: bool) -> list[dict[str, Any]]:
+    """The parameters that belong to none of these stages, as JSON values.
+
+    companion: whether the model has a companion model.
+    """
+    return [_parameter(FIELDS[name], vocab_size) for name in (*OTHERS, *(CONTRASTIVE if companion else ()))]
 
 
 def _parameter(parameter: Parameter, vocab_size: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from nucleate.inspector.page import inspector_file
-from nucleate.inspector.protocol import describe_others, describe_stages
+from nucleate.inspector.protocol import describe_others
 from nucleate.inspector.session import Inspector, OutputEvents
 from nucleate.inspector.store import InspectionStore, InspectorError
 from nucleate.models.loader import EMBEDDED
@@ -23,6 +23,7 @@ from nucleate.server.metrics import Metrics
 from nucleate.server.openai.streams import KEEP_ALIVE, error_frame
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
+from nucleate.tokenization.tokenizer import token_text
 
 POLICY: Final = "default-src 'self'; img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 HEADERS: Final = {
@@ -100,10 +101,10 @@ class InspectorRoutes:
             "tools": has_tools,
             "reasoning": formats.reasoning is not None,
             "bundled": service.llm.folder == EMBEDDED,
+            "ends": [token_text(service.llm.tokenizer, token) for token in sorted(service.llm.tokenizer.eos_token_ids)],
         }
         found["limits"]["max_logprobs"] = service.vocab_size if most == -1 else most
-        found["stages"] = describe_stages(service.vocab_size, combine=True)
-        found["parameters"] = describe_others(service.vocab_size)
+        found["parameters"] = describe_others(service.vocab_size, companion=service.llm.companion_model is not None)
         off = not service.limits.max_inspector_bytes or service.llm.watermark is not None
         return {**found, "inspector": not off}
 

@@ -2,14 +2,14 @@
 import {h, integer, percent, put, quoted, token} from "./dom.js";
 import {inspectorLink, placeOf} from "./replies.js";
 
-const OPEN_MS = 140;
+const OPEN_MS = 250; // how long a pointer rests on a token before its card opens: one that passes opens none
 const CLOSE_MS = 220;
 
 /** thread: the element with the replies, whose tokens have data-step. find(id): a reply; context: {store, actions}. */
 export function createTokenCard(thread, root, find, { store, actions }) {
   const { state } = store;
   const card = h("div.token-card", { role: "dialog", label: "Token", hidden: true, key: "token card" });
-  let [chosen, timer, pinned] = [null, 0, false]; // chosen: the element of a token
+  let [chosen, waiting, timer, pinned] = [null, null, 0, false]; // elements: the token that is shown, and the one that will be
 
   function place() {
     const [box, outer] = [chosen.getClientRects()[0] ?? chosen.getBoundingClientRect(), root.getBoundingClientRect()];
@@ -25,13 +25,14 @@ export function createTokenCard(thread, root, find, { store, actions }) {
     const p = Math.exp(other.logprob);
     const t = node.tokens[step];
     const own = other.text === t.text && (other.id === null || t.id === null || other.id === t.id);
+    const ends = state.settings.model.ends.includes(other.text);
     const bar = [h("span.alternative-bar", { "aria-hidden": "true" }, h("span", { css: { width: `${(100 * p) / most}%` } })), h("span.alternative-p", percent(p))];
-    const can = !own && !generating && placeOf(node, step) >= 0 && other.text && !other.text.includes("\ufffd") && !other.text.startsWith("<|");
+    const can = !own && !generating && placeOf(node, step) >= 0 && other.text && !other.text.includes("\ufffd") && !ends;
     const branch = () => {
       hide();
       actions.branch(state.chat, node, step, other.text);
     };
-    return h("li", { class: own ? "own" : "" }, can ? h("button.alternative", { onclick: branch, tip: `Continue with ${quoted(other.text)} (${percent(p)}) instead`, key: `alternative ${other.text}` }, token(other.text), bar) : h("div.alternative", token(other.text), bar));
+    return h("li", { class: own ? "own" : "" }, can ? h("button.alternative", { onclick: branch, tip: `Continue with ${quoted(other.text)} (${percent(p)}) instead`, key: `alternative ${other.text}` }, token(other.text), bar) : h("div.alternative", { title: ends ? "It would end the reply." : null }, token(other.text), bar));
   }
 
   function show(element, pin = false) {
@@ -40,6 +41,7 @@ export function createTokenCard(thread, root, find, { store, actions }) {
     const t = node?.tokens[step];
     if (!t) return;
     mark(null);
+    waiting = null;
     [chosen, pinned] = [element, pin];
     mark(element);
     const generating = actions.nodeOf(state.chat) !== null;
@@ -71,17 +73,25 @@ export function createTokenCard(thread, root, find, { store, actions }) {
 
   const tokenAt = (event) => event.target.closest?.("[data-step]");
   let last = ""; // where the pointer was: text that moves below a pointer that rests opens nothing
-  thread.addEventListener("pointermove", ({ clientX, clientY }) => (last = `${clientX} ${clientY}`), { passive: true });
+  const open = () => (timer = setTimeout(() => waiting?.isConnected && show(waiting), card.hidden ? OPEN_MS : 60));
+  thread.addEventListener("pointermove", ({ clientX, clientY }) => {
+    last = `${clientX} ${clientY}`;
+    if (!waiting || !card.hidden) return;
+    clearTimeout(timer);
+    open();
+  }, { passive: true });
   thread.addEventListener("pointerover", (event) => {
     const element = tokenAt(event);
     const rests = last === `${event.clientX} ${event.clientY}`;
     if (event.pointerType === "touch" || pinned || rests || !element) return;
     clearTimeout(timer);
-    timer = setTimeout(() => element.isConnected && show(element), card.hidden ? OPEN_MS : 60);
+    waiting = element;
+    open();
   });
   const leave = (event) => {
     if (pinned || event.pointerType === "touch") return;
     clearTimeout(timer);
+    waiting = null;
     timer = setTimeout(hide, CLOSE_MS);
   };
   thread.addEventListener("pointerout", (event) => tokenAt(event) && leave(event));
