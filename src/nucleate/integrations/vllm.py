@@ -162,6 +162,8 @@ class NucleateLogitsProcessor(SecondInterface, FirstInterface):
         """Sample, and allow the sampled tokens alone. logits: float [rows, V], changed in place. ctx: the rows."""
         if "_rows" not in self.__dict__ or not len(self._rows):
             return logits
+        if ctx is not None and not any(slot in self._rows for slot in ctx.idx_mapping_np.tolist()):
+            return logits  # without waiting for the device
         places, drafts = self._places_of(ctx) if ctx is not None else self._places()
         size = self._rows.sampler.vocab_size
         allow_only(logits, self._rows.sample(logits[:, :size], places, drafts))
