@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import sys
@@ -50,7 +51,7 @@ def main() -> None:
 
             write(EMBEDDED, options.gguf)
         known = versions(options.python)
-        for port, (name, server) in enumerate(servers(options).items(), 8580):
+        for port, (name, server) in enumerate(servers(options).items(), 8580 + os.getpid() % 400):
             try:
                 with started(name, server, port) as (url, started_server, _):
                     client = Client(url, timeout=60)

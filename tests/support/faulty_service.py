@@ -56,6 +56,8 @@ FAULTS: dict[str, set[str]] = {
     "repetition ignores the prompt": {"repetition"},
     "logprobs null": {"logprobs"},
     "logprobs after temperature": {"raw logprobs"},
+    "logprobs name another token": {"sampled token"},
+    "vocabulary spelling": set(),
     "one logprob less": {"number of logprobs"},
     "draws flatter than the logprobs": {"temperature 1", "temperature 0.6"},
     "usage of one choice": {"usage of n"},
@@ -273,9 +275,13 @@ class FaultyService(Client):
             x = x - x.max() - np.log(np.exp(x - x.max()).sum())
             best = [*np.argsort(-x)[: top - (self.fault == "one logprob less" and top == 3)]]
             names = {f" {WORDS[each]}": float(x[each]) for each in [*best, *(() if token in best else (token,))]}
-            tokens.append(f" {WORDS[token]}")
+            other = self.fault == "logprobs name another token"
+            tokens.append(f" {WORDS[best[1] if other and len(best) > 1 else token]}")
             values.append(float(x[token]))
             lists.append(names)
+        if self.fault == "vocabulary spelling":
+            tokens = [token.replace(" ", "\u0120") for token in tokens]
+            lists = [{name.replace(" ", "\u0120"): value for name, value in each.items()} for each in lists]
         if not self.chat:
             return {"tokens": tokens, "token_logprobs": values, "top_logprobs": lists}
         rows = [[{"token": name, "logprob": value} for name, value in each.items()] for each in lists]

@@ -157,6 +157,9 @@ raw logprobs | semantics.md#logprobs
 logprobs are those of the model, before the first stage.
 set: for nucleate, logprobs_mode "processed" gives those after all stages
 
+sampled token | semantics.md#logprobs
+logprobs are those of the sampled token.
+
 top_k keeps | semantics.md#canonical-order-and-stages
 Exactly the first k tokens are kept.
 

@@ -37,7 +37,7 @@ from nucleate.comparison.exact_tests import (
     run_checks,
     surely,
 )
-from nucleate.comparison.service_client import TOKENS, RequestError, Service, ServiceError
+from nucleate.comparison.service_client import TOKENS, Choice, RequestError, Service, ServiceError
 
 PROMPTS = (
     *("Once upon a time there was a", "The little dog found a", "One day, a girl named", "In the morning the sea was"),
@@ -276,7 +276,7 @@ class ServiceChecks:
                     f"with {', '.join(names)} at their neutral values the greedy text is another one: "
                     f"{off.text[max(0, at - 12) : at + 12]!r} instead of {usual.text[max(0, at - 12) : at + 12]!r}"
                 )
-        if self.works.get("logprobs"):
+        if self.works.get("logprobs") or self.names_other_tokens:
             return f"the greedy text is the same with {', '.join(names) or 'nothing else'} at neutral values"
         choice = self.ask(REPETITIONS[0], temperature=0, max_tokens=12, top=self.top).choices[0]
         for position, (token, top) in enumerate(zip(choice.tokens, choice.top, strict=False)):
@@ -330,6 +330,12 @@ class ServiceChecks:
             if len(top) > 2:
                 if choice.tokens and min(top, key=top.__getitem__) == choice.tokens[0]:
                     del top[choice.tokens[0]]  # the sampled token is added to the list, whatever its rank
+                if self.spelling == "stripped":
+                    names = {str(label).strip() for label in top}
+                    top = {
+                        name: math.log(sum(math.exp(top[label]) for label in top if str(label).strip() == name))
+                        for name in names
+                    }
                 listed = TopTokens.of(top)
                 special = any(isinstance(label, str) and re.fullmatch(r"<.*>|", label) for label in listed.labels[:12])
                 found.append((special, -int((listed.p >= 0.02).sum()), float(listed.p[0]), prompt, listed))
@@ -338,20 +344,44 @@ class ServiceChecks:
         return [(prompt, listed) for *_, prompt, listed in sorted(found, key=lambda each: each[:3])]
 
     @cached_property
-    def labels_by_text(self) -> bool:
-        """Whether the text of a choice is the token in the logprobs, so that draws need none."""
-        choices = [
-            self.ask(prompt, max_tokens=1, temperature=0, top=self.top).choices[0] for prompt, _ in self.prompts[:3]
-        ]
-        return all(one.tokens and one.tokens[0] == one.text for one in choices)
+    def greedy_tokens(self) -> list[Choice]:
+        """Greedy tokens with logprobs."""
+        self.need("logprobs")
+        found = [self.ask(prompt, max_tokens=1, temperature=0, top=self.top).choices[0] for prompt in PROMPTS[:3]]
+        return [one for one in found if one.top and len(one.top[0]) > 1]
+
+    @cached_property
+    def spelling(self) -> str:
+        """How the text of a token is its name in the logprobs: "text", "stripped", or "tokens" if it is not."""
+        pairs = [(str(max(one.top[0], key=one.top[0].__getitem__)), one.text) for one in self.greedy_tokens]
+        if all(name == text for name, text in pairs):
+            return "text"
+        return "stripped" if all(name.strip() == text.strip() for name, text in pairs) else "tokens"
+
+    @cached_property
+    def names_other_tokens(self) -> str:
+        """How the logprobs of a greedy token differ from those of the most likely one; "" if they do not."""
+        for one in self.greedy_tokens:
+            top = one.top[0]
+            best = max(top, key=top.__getitem__)
+            if one.tokens[0] != best and top.get(one.tokens[0], best) != top[best] and self.spelling != "tokens":
+                return f"the text is {one.text!r}, and its logprobs name {one.tokens[0]!r}"
+        return ""
+
+    def _sampled_token(self) -> str:
+        if self.names_other_tokens:
+            raise Difference(self.names_other_tokens)
+        return "the logprobs name the token that the text has"
 
     def drawer(self, prompt: str) -> Callable[[int, Mapping[str, Any]], Counter[Label]]:
         """Return the function that draws the next token of a prompt."""
 
         def draw(count: int, fields: Mapping[str, Any]) -> Counter[Label]:
-            more: dict[str, Any] = {} if self.labels_by_text else {"top": 1}
+            more: dict[str, Any] = {"top": 1} if self.spelling == "tokens" else {}
             choices = self.service.sample(count, prompt, **{**fields, **more, "max_tokens": 1})
-            return Counter(one.text if self.labels_by_text or not one.tokens else one.tokens[0] for one in choices)
+            if self.spelling == "tokens":
+                return Counter(one.tokens[0] if one.tokens else "" for one in choices)
+            return Counter(one.text.strip() if self.spelling == "stripped" else one.text for one in choices)
 
         return draw
 
@@ -407,6 +437,8 @@ class ServiceChecks:
     def repeating(self) -> tuple[str, Label, TopTokens, TopTokens]:
         """A prompt that is continued with the token that it repeats; the token, and the distributions of steps 1, 3."""
         self.need("logprobs")
+        if self.spelling == "stripped":
+            raise NotTested("the texts of tokens have no spaces, so that they cannot be told apart")
         for prompt in REPETITIONS:
             choice = self.ask(prompt, **{**self.neutral, "max_tokens": 3, "temperature": 0}, top=self.top).choices[0]
             if len(choice.top) == 3 and len({*choice.tokens[:2]}) == 1:
@@ -435,9 +467,9 @@ class ServiceChecks:
         others = {name: apply(listed, (("shift", {token: amount}),)) for name, amount in amounts}
 
         def draw(count: int, fields: Mapping[str, Any]) -> Counter[Label]:
-            more = {"max_tokens": 3} if self.labels_by_text else {"max_tokens": 3, "top": 1}
+            more = {"max_tokens": 3} if self.spelling == "text" else {"max_tokens": 3, "top": 1}
             choices = self.service.sample(count, prompt, **{**fields, **more})
-            if self.labels_by_text:
+            if self.spelling == "text":
                 texts = [one.text for one in choices if one.text.startswith(f"{token}{token}")]
                 return Counter(text[2 * len(str(token)) :] for text in texts)
             return Counter(
@@ -602,6 +634,7 @@ class ServiceChecks:
         yield ("identities", "no seed"), self._no_seed
         yield ("identities", "seed among others"), self._among_others
         yield ("identities", "choices differ"), self._choices_differ
+        yield ("distribution", "sampled token"), self._sampled_token
         yield ("distribution", "raw logprobs"), self._logprobs_are_raw
         yield ("distribution", "temperature 1"), partial(self._follows, ())
         for temperature in (0.6, 1.6):

@@ -149,7 +149,13 @@ def _read_choice(one: Mapping[str, Any]) -> Choice:
     elif isinstance(found, dict):
         tokens, values = [*(found.get("tokens") or ())], [*(found.get("token_logprobs") or ())]
         top = [each if isinstance(each, dict) else {} for each in found.get("top_logprobs") or ()]
-    return Choice(text or "", one.get("finish_reason"), tuple(tokens), tuple(values), tuple(top))
+    named = [{spelled(label): value for label, value in each.items()} for each in top]
+    return Choice(text or "", one.get("finish_reason"), tuple(map(spelled, tokens)), tuple(values), tuple(named))
+
+
+def spelled(label: Label) -> Label:
+    """Return the name of a token with spaces, which some vocabularies write as other characters."""
+    return label.replace("\u0120", " ").replace("\u2581", " ") if isinstance(label, str) else label
 
 
 class Service:
