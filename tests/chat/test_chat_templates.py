@@ -186,3 +186,10 @@ def test_a_model_without_a_template_says_what_to_do(tmp_path: Path, capsys: pyte
     assert json.loads(capsys.readouterr().out)["prompt"].endswith("\n\nUser:\nHi\n\nAssistant:\n")
     assert main(["generate", "Hi", "-m", str(folder), "--chat-template", "plain", "--num-beams", "2"]) == 2
     assert "--chat-template cannot be combined with --num-beams" in capsys.readouterr().err
+
+
+def test_commands_without_conversations_reject_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "Hi", "--chat-template", "plain"]) == 2
+    assert "--chat-template needs --web" in capsys.readouterr().err
+    assert main(["compare", "--chat-template", "plain"]) == 2
+    assert "unrecognized arguments: --chat-template" in capsys.readouterr().err

@@ -115,7 +115,10 @@ class InputLines:
             with contextlib.suppress(OSError):  # a home that is read-only
                 self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._file.touch(mode=0o600)
-                readline.append_history_file(readline.get_current_history_length() - self._start, self._file)
+                if hasattr(readline, "append_history_file"):  # keeps what other chats have added
+                    readline.append_history_file(readline.get_current_history_length() - self._start, self._file)
+                else:
+                    readline.write_history_file(self._file)
 
     def __iter__(self) -> Iterator[str]:
         while True:

@@ -46,7 +46,7 @@ FLAGS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, FLAGS)
-    flags.add_model(parser, watermark=False)
+    flags.add_model(parser, watermark=False, chat=False)
 
 
 def run(arguments: argparse.Namespace) -> int:

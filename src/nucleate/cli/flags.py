@@ -52,10 +52,6 @@ MODEL = (
         )
     ),
     Flag(
-        "--chat-template TEMPLATE",
-        f"Chat template: {', '.join(NAMED_TEMPLATES)} or a Jinja file (default: that of the model).",
-    ),
-    Flag(
         "--companion-model MODEL",
         "Companion model of contrastive decoding, with the same vocabulary: folder or id (default: none).",
     ),
@@ -67,6 +63,10 @@ MODEL = (
     ),
 )
 """The arguments of ``LLM``."""
+CHAT_TEMPLATE = Flag(
+    "--chat-template TEMPLATE",
+    f"Chat template: {', '.join(NAMED_TEMPLATES)} or a Jinja file (default: that of the model).",
+)
 GGUF = (
     Flag("--n-gpu-layers N", "Layers on the GPU; -1: all (default: -1)."),
     Flag("--n-ctx N", "Size of the KV cache in tokens, for all sequences together (default: see the docs)."),
@@ -142,10 +142,15 @@ PROGRESS = Flag(
 
 
 def add_model(
-    parser: argparse.ArgumentParser, *, engine: bool = False, speculation: bool = True, watermark: bool = True
+    parser: argparse.ArgumentParser,
+    *,
+    engine: bool = False,
+    speculation: bool = True,
+    watermark: bool = True,
+    chat: bool = True,
 ) -> None:
-    """Add the flags that select a model and how it runs."""
-    add_flags(parser, MODEL, "model")
+    """Add the flags that select a model and how it runs. chat: whether the command has conversations."""
+    add_flags(parser, (*MODEL, CHAT_TEMPLATE) if chat else MODEL, "model")
     add_flags(parser, GGUF, "GGUF models (llama.cpp)")
     add_flags(parser, (OPENVINO,), "OpenVINO models")
     if engine:
@@ -192,7 +197,7 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the model, speculation and watermark flags as keyword arguments of ``LLM``. Raises ParameterError."""
-    options = {flag.name: flag.value(arguments) for flag in MODEL}
+    options = {flag.name: flag.value(arguments) for flag in (*MODEL, CHAT_TEMPLATE)}
     if given := _given(arguments, {flag.name: flag for flag in GGUF}):
         options["gguf_options"] = given
     if (pairs := OPENVINO.value(arguments)) is not None:

@@ -72,6 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.web:
         return run_web(arguments)
+    if arguments.chat_template is not None:
+        raise UsageError("--chat-template needs --web")
     values = read_values(arguments)
     top, steps = (_count(name, getattr(arguments, name)) for name in ("top", "steps"))
     prompt = flags.read_prompt(arguments)
