@@ -33,7 +33,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
-PACKAGES := awk '/^ *(Collecting|Processing) /{print "  " $$2; fflush()} /^Installing collected/{print "  installing them ..."; fflush()}'
+PACKAGES := awk '/^ *(Collecting|Processing) /{n = split($$2, part, "/"); print "  " part[n]; fflush()} /^Installing collected/{print "  installing them ..."; fflush()}'
 STORY := $(BIN)/nucleate generate --echo --repetition-penalty 1.1 --seed 7 --max-tokens 200 "Once upon a time"
 PARALLEL := -n 2 --dist worksteal
 LLAMA_CPP := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
@@ -54,7 +54,7 @@ unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without 
 
 .venv/demo: .venv/python $(SOURCES)
 	@echo "installing nucleate and the packages that it needs into .venv: a minute or two; no GPU and no model download ..."
-	@{ $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt -e . 2>&1; echo "exit $$?"; } | tee .venv/demo.log | $(PACKAGES)
+	@{ PYTHONUNBUFFERED=1 $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt -e . 2>&1; echo "exit $$?"; } | tee .venv/demo.log | $(PACKAGES)
 	@tail -n 1 .venv/demo.log | grep -q '^exit 0$$' || { tail -n 20 .venv/demo.log; exit 1; }
 	@touch $@
 

@@ -29,7 +29,7 @@ OUTPUT = {
     "score_text": r"named Lily\.\n  perplexity 1\.4;.*\n.* tax return\.\n  perplexity 16\.0; .*: ' return'",
     "speculative_decoding": r"none +48 steps.*\nngram +4[0-7] steps, the same text.*\ndraft +[12]\d steps, the same",
     "streaming_chat": r"(?s)\[stop, stop reason '\. One day'\].*\[length, stop reason None\]",
-    "sweep_temperature": r"^ +T +distinct_2, all tokens .*(\n +\d\.\d( +-?\d\.\d{3} \(-?\d.\d+ to -?\d.\d+\)){4}){5}$",
+    "sweep_temperature": r"^T +distinct_2, all tokens .*(\n +\d\.\d( +-?\d\.\d{3} \(-?\d.\d+ to -?\d.\d+\)){4}){5}$",
     "tool_calls": r"reason: tool_calls\ncount_animals\(\{.*\}\) -> (\d+) animals of .*\nanswer: \S",
     "torch_decode_loop": r"^(tokens \[\d+, \d+\], logprob .*\n){8}row 0: (\(.*\))\nrow 1: (?!\2)\(.*\)$",
     "trace_token": r"logits +4096 (?s:.*)TopP\(0\.9\) +4 .* reached 0\.911\n(?s:.*)sampled: ' big'\n.*\n.*: 0\.089$",
