@@ -151,11 +151,11 @@ EXPORT_onnxruntime-genai := torch transformers onnx onnx-ir
 	@CMAKE_ARGS="$(LLAMA_CPP) $(CMAKE_ARGS)" .venv/engines/$*/bin/python -m pip --disable-pip-version-check install --quiet -e '.[$*]' $(ENGINE_TESTS) $(EXPORT_$*)
 	@touch $@
 
-test-engines: .venv/dev .venv/interfaces .venv/engines/gguf/done .venv/engines/mlx-lm/done .venv/engines/onnxruntime-genai/done
+ENGINES := gguf mlx-lm onnxruntime-genai
+
+test-engines: .venv/dev .venv/interfaces $(ENGINES:%=.venv/engines/%/done)
 	$(BIN)/python -m pytest -m "" tests/integrations/test_engine_adapters.py tests/integrations/test_other_engines_page.py
-	.venv/engines/gguf/bin/python -m pytest -m "" $(TESTS_gguf)
-	.venv/engines/mlx-lm/bin/python -m pytest -m "" $(TESTS_mlx-lm)
-	.venv/engines/onnxruntime-genai/bin/python -m pytest -m "" $(TESTS_onnxruntime-genai)
+	$(foreach engine,$(ENGINES),.venv/engines/$(engine)/bin/python -m pytest -m "" $(TESTS_$(engine)) &&) true
 
 test-clients: .venv/dev
 	@$(PIP) -e '.[dev,torch,server,clients]'
