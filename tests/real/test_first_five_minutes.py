@@ -1,4 +1,4 @@
-"""A hobbyist's first five minutes: pull a GGUF file from a hub, list it, chat in a terminal, serve it.
+"""A hobbyist's first five minutes: pull a GGUF file from a hub, list it, chat in a terminal, serve it, use the page.
 
 The model is a real one that was not trained to chat, and has no chat template.
 """
@@ -11,13 +11,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import real_models
+from browser_fixtures import browser
+from chat_page import ChatPage
 from conftest import present
 from fake_hub import fake_hub
 from pty_program import PtyProgram
 from server_process import Server
+
+__all__ = ["browser"]
 
 NAME = "hobby/gemma-3-270m-gguf:Q4_K_M"
 QUESTION = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 60, "seed": 2}
@@ -97,3 +102,20 @@ def test_serve_says_what_is_missing_and_then_chats(home: dict[str, str]) -> None
         ollama = {"model": NAME, **{name: QUESTION[name] for name in ("messages",)}, "stream": False}
         answer = server.request("POST", "/api/chat", {**ollama, "options": {"num_predict": 60, "seed": 2}})
         assert answer.json["message"]["content"] == choice["message"]["content"]
+
+
+def test_a_chat_in_the_browser(home: dict[str, str], browser: Any) -> None:
+    """With serve, and nothing else. The reply is that of the API, and its tokens have probabilities."""
+    flags = ("-m", NAME, "--n-threads", "1", "--max-num-seqs", "4", "--n-ctx", "4096", "--chat-template", "plain")
+    with Server(*flags, environment=home) as server:
+        chat = ChatPage(browser.new_page())
+        chat.page.set_default_timeout(60_000)
+        chat.open(server.url)
+        chat.set(seed=2, max_tokens=60)
+        chat.send(QUESTION["messages"][0]["content"])
+        [choice] = server.request("POST", "/v1/chat/completions", QUESTION).json["choices"]
+        question, reply = chat.messages()
+        assert question == QUESTION["messages"][0]["content"]
+        assert reply.split() == choice["message"]["content"].split()
+        assert "%" in chat.point_at(0).inner_text()
+        chat.page.close()
