@@ -15,7 +15,7 @@ import nucleate as nc
 from nucleate.models.protocol import ModelError
 from nucleate.outputs import CompletionChunk, ToolCallDelta, Usage
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server import ollama_api
+from nucleate.server import ollama_routes
 from nucleate.server.chat_api import EncoderInput, Timing
 from nucleate.server.ollama_api import CHAT_API, CHAT_LINES, GENERATE_API, IGNORED_OPTIONS
 from nucleate.server.openai.endpoints import CHAT, LONG_NAMES_CHAT, TEXT
@@ -319,8 +319,8 @@ async def test_pull(app: Any, service: Any, monkeypatch: pytest.MonkeyPatch) -> 
         if name == "a/worse":
             raise ZeroDivisionError
 
-    monkeypatch.setattr(ollama_api, "pull", pull)
-    monkeypatch.setattr(ollama_api, "PULL_SECONDS", 0.01)
+    monkeypatch.setattr(ollama_routes, "pull", pull)
+    monkeypatch.setattr(ollama_routes, "PULL_SECONDS", 0.01)
     service.options = replace(service.options, allow_pull=True)
     assert (await ask(app, "/api/pull", {"model": "no name"})).status == 400
     call = begin(app, "/api/pull", {"model": "a/b:Q4"})

@@ -14,7 +14,7 @@ from server_process import Server
 
 from nucleate.outputs import EngineStats
 from nucleate.sampling_params import FIELDS
-from nucleate.server import messages_api, ollama_api, responses_api
+from nucleate.server import messages_api, ollama_api, ollama_routes, responses_api
 from nucleate.server.limits import ServerLimits
 from nucleate.server.metrics import VLLM_ALIASES, Metrics
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
@@ -95,7 +95,7 @@ FIELDS_OF: dict[str, tuple[Collection[str], tuple[str, ...]]] = {
     "/api/chat": (ollama_api.CHAT_FIELDS, OTHERS),
     "/api/generate": (ollama_api.GENERATE_FIELDS, OTHERS),
     "options of /api/chat": (ollama_api.OPTIONS, OTHERS),
-    "/api/show": (ollama_api.SHOW, OTHERS),
+    "/api/show": (ollama_routes.SHOW, OTHERS),
 }
 
 

@@ -23,7 +23,8 @@ from nucleate.server.generation_endpoint import GenerationEndpoint, answer
 from nucleate.server.inspector_routes import InspectorRoutes, Routes, page_routes
 from nucleate.server.messages_api import COUNT_URL, MESSAGES, count_tokens
 from nucleate.server.metrics import Metrics
-from nucleate.server.ollama_api import CHAT_API, GENERATE_API, OllamaRoutes
+from nucleate.server.ollama_api import CHAT_API, GENERATE_API
+from nucleate.server.ollama_routes import OllamaRoutes
 from nucleate.server.openai.endpoints import ENDPOINTS, INVOCATIONS
 from nucleate.server.openai.fields import are_token_ids, present_fields, reject_deep_nesting
 from nucleate.server.openai.messages import DETOKENIZE, TEMPLATE_FIELDS, TOKENIZE, read_messages, read_template_options

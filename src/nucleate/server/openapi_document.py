@@ -25,7 +25,8 @@ from nucleate.server.limits import (
     max_entries,
 )
 from nucleate.server.messages_api import COUNT_FIELDS, MESSAGE_FIELDS
-from nucleate.server.ollama_api import CHAT_FIELDS, GENERATE_FIELDS, PULL, SHOW
+from nucleate.server.ollama_api import CHAT_FIELDS, GENERATE_FIELDS
+from nucleate.server.ollama_routes import PULL, SHOW
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS, Endpoint
 from nucleate.server.openai.fields import BOOLEAN, IDS, NAME, OBJECT, TEXT, Declared, Field, Schema, object_schema
 from nucleate.server.openai.messages import DETOKENIZE, TOKENIZE
