@@ -11,7 +11,7 @@ from nucleate.comparison.exact_tests import (
     Difference,
     NotTested,
 )
-from nucleate.comparison.service_client import TOKENS, RequestError, Service
+from nucleate.comparison.service_client import TOKENS, Choice, RequestError, Service
 
 PROMPTS = (
     *("Once upon a time there was a", "The little dog found a", "One day, a girl named", "In the morning the sea was"),
