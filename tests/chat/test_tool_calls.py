@@ -346,11 +346,11 @@ def test_required_calls_after_reasoning(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompt", ["", "<|user|>"], ids=["optional", "opened"])
+@pytest.mark.parametrize("prompt", ["", "<|assistant|>"], ids=["optional", "opened"])
 def test_reasoning_between_special_tokens_comes_before_optional_calls(llm: nc.LLM, prompt: str) -> None:
     """Free text of a grammar has no special tokens, so the section is a part of the grammar."""
-    begin, end = (llm.tokenizer.backend.token_to_id(marker) for marker in ("<|user|>", "<|system|>"))
-    chat_format = ChatFormat(llm.tokenizer, TOOL_FORMATS["hermes"], ReasoningFormat("<|user|>", "<|system|>"))
+    begin, end = (llm.tokenizer.backend.token_to_id(marker) for marker in ("<|assistant|>", "<|system|>"))
+    chat_format = ChatFormat(llm.tokenizer, TOOL_FORMATS["hermes"], ReasoningFormat("<|assistant|>", "<|system|>"))
     chat = RenderedChat(prompt, chat_format, ToolUse.read(TOOLS, "auto", parallel_tool_calls=False))
     params = nc.SamplingParams(max_tokens=250, seed=1, temperature=1.5, n=4)
     made = chat_request(chat, llm.encode("Weather"), params, llm.new_engine().prepare)
