@@ -129,7 +129,7 @@ def test_a_revision_needs_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         nc.ParameterError, match="revision needs a Hugging Face id, but model is the embedded one; got 'x'"
     ):
         nc.LLM(revision="x")
-    with pytest.raises(nc.ParameterError, match="revision needs a Hugging Face id, but model is a folder"):
+    with pytest.raises(nc.ParameterError, match="revision needs a Hugging Face id, but model is the embedded one"):
         nc.LLM(EMBEDDED, revision="x")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(nc.ModelError, match="download from the hub at revision 'v1' failed"):

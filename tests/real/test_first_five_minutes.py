@@ -48,7 +48,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_list_names_the_model(home: dict[str, str]) -> None:
     command = [sys.executable, "-m", "nucleate", "list"]
     listed = subprocess.run(command, env={**os.environ, **home}, capture_output=True, text=True, check=True).stdout
-    assert re.search(rf"^{re.escape(NAME)} +GGUF +253\.1 MB ", listed, re.MULTILINE)
+    assert re.search(rf"^{re.escape(NAME)} +GGUF +253\.1 MB\b", listed, re.MULTILINE)
 
 
 def test_chat_in_a_terminal(home: dict[str, str], tmp_path: Path) -> None:

@@ -267,7 +267,14 @@ def joined(kind: type[ResponseStream], given: list[dict[str, Any]]) -> dict[str,
 
 
 def trimmed(body: dict[str, Any]) -> dict[str, Any]:
-    """A body without object type and creation time; null logprobs equal a list without logprobs."""
+    """A body without object type, creation time and null parts of the prompt.
+
+    Null logprobs equal a list without logprobs.
+    """
+    for part in (body, *body["choices"]):
+        for name in ("prompt_logprobs", "prompt_token_ids"):
+            if name in part and part[name] is None:
+                del part[name]
     for choice in body["choices"]:
         if choice["logprobs"] is not None and not any(choice["logprobs"].values()):
             choice["logprobs"] = None

@@ -31,7 +31,8 @@ class FakeHub:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that make ``huggingface_hub`` use this hub."""
-        return {"HF_ENDPOINT": self.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        others = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        return {"HF_ENDPOINT": self.url, **others}
 
 
 @lru_cache(maxsize=32)

@@ -78,7 +78,7 @@ def _cached() -> list[StoredModel]:
     import huggingface_hub
 
     try:
-        repositories = huggingface_hub.scan_cache_dir().repos
+        repositories = huggingface_hub.scan_cache_dir(huggingface_hub.constants.HF_HUB_CACHE).repos
     except Exception:  # noqa: BLE001  # there is no cache, or it is damaged
         return []
     found = list[StoredModel]()

@@ -137,7 +137,7 @@ def _cached(repository: str, quantisation: str, revision: str | None, cause: Exc
     import huggingface_hub
 
     try:
-        cached = huggingface_hub.scan_cache_dir().repos
+        cached = huggingface_hub.scan_cache_dir(huggingface_hub.constants.HF_HUB_CACHE).repos
     except Exception:  # noqa: BLE001  # as above
         cached = frozenset()
     folder, files = Path(), list[str]()
