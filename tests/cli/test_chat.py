@@ -250,6 +250,7 @@ def test_a_terminal_has_history_completion_editing_and_pasted_lines(tmp_path: Pa
     terminal.expect("> ")
     terminal.type(f"/save {tmp_path}/chat.json\n".encode())
     terminal.expect("saved 2 messages")
+    terminal.expect("> ")
     terminal.type(b"\x04")
     assert terminal.end() == 0
     assert json.loads((tmp_path / "chat.json").read_text())["messages"][0]["content"] == (
