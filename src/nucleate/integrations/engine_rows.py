@@ -29,6 +29,9 @@ FIELD = "nucleate"
 FOLLOWING = ("temperature", "top_k", "top_p", "min_p", "seed")
 """Parameters of engines that nucleate takes over: engines apply them to the one token that is left."""
 
+NEUTRAL: Mapping[str, float] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""Values of these that count as not given: engines fill them in."""
+
 PENALTIES: Mapping[str, float] = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 """Parameters that engines apply before or after nucleate, with their neutral values."""
 
@@ -40,7 +43,8 @@ def request_params(given: Any, engine: Mapping[str, Any], where: str) -> Samplin
     """The parameters of a request in another engine.
 
     given: fields of SamplingParams, a mapping or JSON. engine: the engine's own parameters; of these, values of
-    FOLLOWING that are not None count as given, and PENALTIES must be neutral. where: what messages call ``given``.
+    FOLLOWING that are neither None nor neutral count as given, and PENALTIES must be neutral. where: what messages call
+    ``given``.
     Raises ParameterError for unknown fields and values, for fields that the engine has itself, for guidance and
     contrastive decoding, and for a value that is given twice.
     """
@@ -52,10 +56,10 @@ def request_params(given: Any, engine: Mapping[str, Any], where: str) -> Samplin
     if not isinstance(given, Mapping):
         raise ParameterError(FIELD, f"{where} must be an object with fields of SamplingParams, got {shown(given)}")
     for name, neutral in PENALTIES.items():
-        if engine.get(name, neutral) != neutral:
+        if engine.get(name) not in (None, neutral):
             message = f"the engine's {name} must be {neutral:g}, also if the model recommends another value"
             raise ParameterError(name, f"{message}: set it in {where}; got {engine[name]:g}")
-    own = {name: engine[name] for name in FOLLOWING if engine.get(name) is not None}
+    own = {name: engine[name] for name in FOLLOWING if engine.get(name) not in (None, NEUTRAL.get(name))}
     for name, value in given.items():
         if name in ENGINE_ONLY and name != "structured_outputs":
             raise ParameterError(name, f"{name} cannot be in {where}: set the engine's own parameter")

@@ -82,10 +82,6 @@ class _Row:
         own = request.sampling_params
         parameters = {name: getattr(own, name, None) for name in (*FOLLOWING, *PENALTIES)}
         parameters |= {"seed": own.sampling_seed, "top_k": 0 if own.top_k == ALL_TOKENS else own.top_k}
-        neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        parameters = {
-            name: value for name, value in parameters.items() if value is not None and neutral.get(name) != value
-        }
         try:
             checked = request_params(params[FIELD], parameters, WHERE)
             if own.n > 1 and checked.seed is not None:

@@ -40,7 +40,6 @@ except ImportError:  # vLLM before 0.33, which loads this plug-in too if nucleat
 logger = logging.getLogger("nucleate")
 
 WHERE = f"extra_args[{FIELD!r}]"
-NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def params_of(sampling_params: Any) -> SamplingParams | None:
@@ -50,9 +49,8 @@ def params_of(sampling_params: Any) -> SamplingParams | None:
         return None
     engine = {name: getattr(sampling_params, name) for name in (*FOLLOWING, *PENALTIES)}
     engine |= {"top_k": max(engine["top_k"], 0)}  # -1 means all tokens, too
-    engine = {name: value for name, value in engine.items() if NEUTRAL.get(name) != value}
     params = request_params(given, engine, WHERE)
-    if sampling_params.n > 1 and "seed" not in engine and params.seed is not None:
+    if sampling_params.n > 1 and engine["seed"] is None and params.seed is not None:
         message = f"seed cannot be in {WHERE} with n = {sampling_params.n}, as all outputs would be the same"
         raise ParameterError("seed", f"{message}: set vLLM's seed, of which output i uses seed + i")
     return params
